@@ -56,6 +56,8 @@ pub enum InternalCommand {
     ControlPlane,
     /// The agent of one node, which is its kubelet
     Node,
+    /// The sandbox of one pod on a machine without an agent
+    PodJob,
     /// The hub of a node, which connects its pods to the network
     Hub {
         /// Arguments by which the process is found

@@ -14,6 +14,7 @@ mod log;
 mod node_dir;
 mod pod_lock;
 mod roles;
+mod sealed_program;
 mod settings;
 mod snapshotter;
 mod waiting_tasks;
@@ -27,7 +28,8 @@ use clap::Parser;
 use crate::cli::{Cli, Command, InternalCommand};
 use crate::commands::{doctor, image, kubernetes, logs, run};
 use crate::roles::{
-    control_plane, free_layers, hub, hub_inside, janitor, node, probe, receive, remove, sandbox,
+    control_plane, free_layers, hub, hub_inside, janitor, node, pod_job, probe, receive, remove,
+    sandbox,
 };
 
 fn main() -> ExitCode {
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
             InternalCommand::HubInside { .. } => hub_inside::main(),
             InternalCommand::Janitor => janitor::main(),
             InternalCommand::Node => node::main(),
+            InternalCommand::PodJob => pod_job::main(),
             InternalCommand::Probe { name } => probe::main(&name),
             InternalCommand::Receive { dir } => receive::main(&dir),
             InternalCommand::Remove { dir } => remove::main(&dir),

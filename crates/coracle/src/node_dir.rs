@@ -165,15 +165,16 @@ pub fn is_guarded(dir: &Path) -> bool {
 
 /// Kills the sandboxes of a node and returns how many there were. Finds them by their locks, so it does not depend on `/proc`.
 pub fn kill_sandboxes(dir: &Path) -> usize {
-    let pods = std::fs::read_dir(dir.join("pods")).into_iter().flatten();
-    pods.flatten()
+    let entries = std::fs::read_dir(pods(dir)).into_iter().flatten();
+    entries
+        .flatten()
         .filter(|pod| pod_lock::kill_holder(&pod.path()))
         .count()
 }
 
 /// Whether a sandbox runs. If the check fails, assume that one does.
 pub fn has_pods(dir: &Path) -> bool {
-    match std::fs::read_dir(dir.join("pods")) {
+    match std::fs::read_dir(pods(dir)) {
         Ok(mut pods) => pods.any(|pod| pod.map_or(true, |pod| pod_lock::is_held(&pod.path()))),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
@@ -248,6 +249,21 @@ pub fn hub_sockets(dir: &Path) -> HubSockets {
         outside: dir.join("hub.sock"),
         inside: dir.join("hub-inside.sock"),
     }
+}
+
+/// The directory of all pods, in a node's directory.
+pub fn pods(dir: &Path) -> PathBuf {
+    dir.join("pods")
+}
+
+/// The directory of a pod, in a node's directory.
+pub fn pod(dir: &Path, uid: &str) -> PathBuf {
+    pods(dir).join(uid)
+}
+
+/// The directory of `local` persistent volumes, in a node's directory.
+pub fn local_volumes(dir: &Path) -> PathBuf {
+    dir.join("local")
 }
 
 /// The directory of unpacked layers, in a node's directory.

@@ -76,11 +76,29 @@ pub fn kill_holder(dir: &Path) -> bool {
     holder(dir).is_some_and(|pid| linux::process::kill_if(pid, || holder(dir) == Some(pid)))
 }
 
-/// The pid of the process that holds the lock, if it is not the calling one.
+/// The pid of the process that holds the lock, if it is not the calling one. `None` also if the check fails.
 pub fn holder(dir: &Path) -> Option<i32> {
-    let file = File::open(dir.join(LOCK_FILE)).ok()?;
-    let lock = fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).ok()??;
-    lock.pid.map(|pid| pid.as_raw_nonzero().get())
+    find_holder(dir).ok().flatten()
+}
+
+/// The pid of the process that holds the lock, if it is not the calling one. An error means that one may hold it.
+pub fn find_holder(dir: &Path) -> io::Result<Option<i32>> {
+    let file = match File::open(dir.join(LOCK_FILE)) {
+        Err(error) if is_absent(&error) => return Ok(None),
+        opened => opened?,
+    };
+    let lock = match fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)) {
+        Ok(lock) => lock,
+        // If the file system has no locks, none is held.
+        Err(Errno::NOLCK | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let pid = lock.and_then(|lock| lock.pid);
+    Ok(pid.map(|pid| pid.as_raw_nonzero().get()))
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind())
 }
 
 /// Whether another process holds the lock. If the check fails, assume that one does.
@@ -89,10 +107,7 @@ pub fn holder(dir: &Path) -> Option<i32> {
 pub fn is_held(dir: &Path) -> bool {
     let file = match File::open(dir.join(LOCK_FILE)) {
         Ok(file) => file,
-        Err(error) => {
-            let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
-            return !kinds.contains(&error.kind());
-        }
+        Err(error) => return !is_absent(&error),
     };
     // If the file system has no locks, none is held.
     fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).is_ok_and(|lock| lock.is_some())

@@ -26,12 +26,11 @@ pub struct NodeConfig {
     pub annotations: BTreeMap<String, String>,
     /// The version to report, within the version skew that the API server allows, such as `v1.37.1+coracle-0.1.0`.
     pub kubelet_version: String,
-    /// A directory on the file system that is checked for disk pressure.
+    /// A directory on the file system for pods, which is measured, and checked for disk pressure.
     pub scratch_dir: PathBuf,
-    /// The node's directory, on a local disk and private to this user. It outlives the agent. Sandboxes connect to
-    /// `kubelet.sock` in it.
-    pub node_dir: PathBuf,
-    /// The key for sandbox tokens. It outlives the agent, so that the next agent accepts the same tokens.
+    /// The directory of `local` persistent volumes, which the Node announces to the provisioner.
+    pub local_volumes_dir: PathBuf,
+    /// The key for sandbox credentials. It outlives the agent, so that the next agent accepts the same credentials.
     pub node_key: NodeKey,
     /// The launcher of pods without an annotation.
     pub launcher: LauncherKind,

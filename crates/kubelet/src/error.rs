@@ -25,13 +25,4 @@ pub enum KubeletError {
         #[source]
         source: ApiCallError,
     },
-    /// The kubelet cannot listen for sandboxes.
-    #[error("cannot listen on the sandbox socket {path:?}")]
-    Socket {
-        /// The socket's path.
-        path: std::path::PathBuf,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
 }

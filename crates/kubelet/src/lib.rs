@@ -44,6 +44,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use pod_protocol::connection::TransportListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
@@ -52,8 +53,9 @@ pub use config::{NodeCapacity, NodeConfig, NodeProcesses};
 pub use error::KubeletError;
 pub use node::{Pressures, SystemInfo, node_object};
 pub use pods::{
-    AgentLog, LAUNCHER_ANNOTATION, LaunchError, LaunchRequest, Launcher, LauncherKind,
-    NetworkStateSender, NodeKey, PodManager, PodResources, SandboxHandle, SandboxProcess,
+    AgentLog, LAUNCHER_ANNOTATION, LaunchRequest, Launcher, LauncherKind, NetworkStateSender,
+    NodeKey, PodManager, PodRecords, PodResources, SandboxControl, SandboxEnd, SandboxHandle,
+    SandboxState, SandboxTimeouts,
 };
 pub use webhook_auth::WebhookAuth;
 
@@ -62,7 +64,7 @@ use self::pods::PodSubsystem;
 
 /// Runs the kubelet until `shutdown`: registers the Node, signals `registered`, runs the pods, and deletes the Node.
 ///
-/// `launcher` starts sandboxes. `network` gets the desired state of the node's network. `pod_manager` gets the pods bound to this node, for the kubelet's HTTPS API.
+/// `launcher` starts sandboxes, which connect to `listener`. `network` gets the desired state of the node's network. `pod_manager` gets the pods bound to this node, for the kubelet's HTTPS API.
 /// `shutdown` returns the time in which pods have to end; the caller kills pods that remain.
 /// An `Err` means that registration failed for good. An unreachable API server is no error: requests are retried.
 /// When the future is dropped, pods go on: their sandboxes wait for the next kubelet.
@@ -70,6 +72,7 @@ pub async fn run(
     client: Client,
     config: NodeConfig,
     launcher: Arc<dyn Launcher>,
+    listener: TransportListener,
     network: NetworkStateSender,
     pod_manager: Arc<PodManager>,
     registered: oneshot::Sender<()>,
@@ -96,9 +99,6 @@ pub async fn run(
         node: node_receiver,
         network,
     };
-    // First of all: sandboxes that outlived an earlier agent try to connect to this socket.
-    let listener = pods.listen()?;
-
     let node = tokio::select! {
         registered = register::register(&client, desired) => registered?,
         _ = &mut shutdown => return Ok(()),

@@ -3,7 +3,6 @@
 //! The provisioner runs beside the control plane. It lists the volumes to delete in an annotation of the Node; the kubelet
 //! removes a name from the list once the directory is deleted.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,20 +18,13 @@ use crate::pods::Launcher;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The directory of local volumes, in the node's own directory.
-pub(crate) fn directory(node_dir: &Path) -> PathBuf {
-    node_dir.join("local")
-}
-
 /// Removes the volumes that the Node's annotation lists. Never returns.
 pub(crate) async fn remove_listed(
     client: Client,
-    node_dir: PathBuf,
     mut node: watch::Receiver<Option<Arc<Node>>>,
     launcher: Arc<dyn Launcher>,
 ) {
     let nodes: Api<Node> = Api::all(client);
-    let directory = directory(&node_dir);
     loop {
         let current = node.borrow_and_update().clone();
         let listed = current
@@ -41,11 +33,8 @@ pub(crate) async fn remove_listed(
             .unwrap_or_default();
         let mut failed = Vec::new();
         for name in &listed {
-            let path = directory.join(name);
-            if path.exists()
-                && let Err(error) = launcher.remove(path.clone()).await
-            {
-                tracing::warn!(path = %path.display(), %error, "cannot remove local volume");
+            if let Err(error) = launcher.remove_local_volume(name).await {
+                tracing::warn!(name, %error, "cannot remove local volume");
                 failed.push(name.as_str());
             }
         }

@@ -1,6 +1,7 @@
 //! The protocol between a kubelet and the sandbox of a pod.
 //!
-//! The sandbox connects to its kubelet, sends [`SandboxHello`] as one line of JSON, and then *serves* HTTP/2 on that connection:
+//! The sandbox connects to its kubelet, by a Unix socket or by TLS, and sends [`SandboxHello`] as one line of JSON. The kubelet responds with
+//! [`SandboxWelcome`], another line. Then the sandbox *serves* HTTP/2 on that connection:
 //!
 //! ```text
 //!   PUT  /v1/pod      Bundle    the desired pod, complete, sent again on each change
@@ -35,6 +36,7 @@ mod types;
 pub mod usage;
 
 pub use types::{
-    AttachQuery, Bundle, ContainerInput, ExecQuery, LogQuery, LogSource, NodeFacts, PodEvent,
-    PodState, Problem, SandboxHello, Stop, VERSION,
+    AttachQuery, Bundle, ContainerInput, ExecQuery, HostFacts, LogQuery, LogSource, NodeFacts,
+    PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
+    VERSION,
 };

@@ -1,23 +1,74 @@
 //! The messages, except for those of [`crate::usage`].
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol; both sides must use the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first line of a connection, from the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SandboxHello {
     /// [`VERSION`] of the sandbox.
     pub version: u32,
-    /// Authenticates the sandbox: the secret that its kubelet passed to the process that it started.
-    pub token: String,
     /// The pod's uid.
     pub uid: String,
+    /// The sandbox, among all sandboxes that the pod ever had.
+    pub id: SandboxId,
+    /// Authenticates the sandbox.
+    pub credential: SandboxCredential,
+}
+
+/// Identifies a sandbox to the launcher that has started it. Other components only store and compare it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SandboxId(String);
+
+impl SandboxId {
+    /// An id that only its launcher interprets.
+    pub fn new(id: impl Into<String>) -> Self {
+        Self(id.into())
+    }
+
+    /// The launcher's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for SandboxId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A secret of a sandbox. Its `Debug` output does not contain it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SandboxCredential {
+    /// The token that the launcher handed over. It is valid for one connection.
+    LaunchToken(String),
+    /// The key that the kubelet sent in response to the token, for all later connections.
+    Key(String),
+}
+
+impl std::fmt::Debug for SandboxCredential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::LaunchToken(_) => "LaunchToken",
+            Self::Key(_) => "Key",
+        })
+    }
+}
+
+/// The kubelet's response to a hello: one line, before its first request.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct SandboxWelcome {
+    /// The sandbox's key, if the hello had a launch token.
+    pub key: Option<String>,
 }
 
 /// A pod, with everything that only the API server knows already resolved.
@@ -72,8 +123,6 @@ impl Problem {
 pub struct NodeFacts {
     /// The Node's name.
     pub name: String,
-    /// Its addresses, the preferred one first.
-    pub host_ips: Vec<String>,
     /// The cluster's name server; empty if the cluster has none.
     pub cluster_dns: Vec<String>,
     /// The cluster's domain.
@@ -86,6 +135,9 @@ pub struct NodeFacts {
 /// The complete state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodState {
+    /// Facts about the machine on which the sandbox runs.
+    #[serde(default)]
+    pub host: HostFacts,
     /// The pod's namespaces and network are set up: the condition `PodReadyToStartContainers`.
     pub sandbox_ready: bool,
     /// The pod's addresses.
@@ -104,6 +156,15 @@ pub struct PodState {
     pub events: Vec<PodEvent>,
     /// The metadata.generation of the newest bundle that the sandbox has applied.
     pub observed_generation: Option<i64>,
+}
+
+/// What a sandbox finds out about the machine on which it runs. The kubelet may run on another one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// The machine's addresses, at most one per family, the preferred one first.
+    pub host_ips: Vec<IpAddr>,
+    /// When the sandbox started, by the machine's clock.
+    pub started_at: Option<Timestamp>,
 }
 
 /// An Event to record for the pod.

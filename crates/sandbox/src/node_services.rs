@@ -16,6 +16,9 @@ use crate::container_runtime::{ImageRequest, PodImage};
     reason = "a sandbox runs on one thread; no caller needs Send futures"
 )]
 pub trait NodeServices: 'static {
+    /// The node's addresses, at most one per family, the preferred one first.
+    fn host_ips(&self) -> Vec<IpAddr>;
+
     /// Ensures that an image is present and unpacked.
     async fn ensure_image(
         &self,

@@ -13,7 +13,9 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
 use linux::cgroup::Cgroup;
 use pod_protocol::connection::{ConnectionError, SandboxClient, accept};
 use pod_protocol::usage::ContainerUsage;
-use pod_protocol::{Bundle, ContainerInput, LogQuery, NodeFacts, PodState, Stop};
+use pod_protocol::{
+    Bundle, ContainerInput, LogQuery, NodeFacts, PodState, SandboxHello, SandboxWelcome, Stop,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
@@ -93,8 +95,8 @@ impl DriverNode {
             let Ok((stream, _)) = self.listener.accept().await else {
                 continue;
             };
-            let known = |uid: &String| uid == name;
-            let hello = accept(stream, |hello| Some(hello.uid.clone()).filter(known)).await;
+            let welcome = |hello: &SandboxHello| (hello.uid == name).then(SandboxWelcome::default);
+            let hello = accept(stream, welcome).await;
             if let Ok((_, client)) = hello {
                 return client;
             }
@@ -119,7 +121,8 @@ impl DriverNode {
             LaunchMode::Step => self.step().child("coracle-pods"),
         };
         let group = groups.child(&format!("pod-{name}"));
-        let line = json!({"uid": name, "token": "t", "host_pid": false, "is_step": mode == LaunchMode::Step,
+        let line = json!({"uid": name, "token": "t", "kubelet": {"Unix": format!("{DIR}/kubelet.sock")},
+            "host_ips": ["127.0.0.1"], "host_pid": false, "is_step": mode == LaunchMode::Step,
             "open_files": 1024, "node_dir": DIR, "store": STORE, "snapshotter": "Overlay",
             "pods_cgroup": (mode == LaunchMode::Cgroup).then(|| self.groups.path())});
         let mut command = Command::new("sh");
@@ -290,7 +293,6 @@ fn bundle(name: &str, spec: Value) -> Result<Bundle, String> {
         pull_credentials: Vec::new(),
         node: NodeFacts {
             name: "vm".to_owned(),
-            host_ips: vec!["127.0.0.1".to_owned()],
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".to_owned(),
             ..NodeFacts::default()

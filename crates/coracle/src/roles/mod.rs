@@ -10,6 +10,7 @@ pub mod hub;
 pub mod hub_inside;
 pub mod janitor;
 pub mod node;
+pub mod pod_job;
 pub mod probe;
 pub mod receive;
 pub mod remove;

@@ -15,7 +15,7 @@ use volumes::provisioner::{REMOVE_VOLUMES_ANNOTATION, SCRATCH_ANNOTATION};
 use super::conditions::{Readiness, conditions, keep_transition_times, with_foreign};
 use super::{Pressures, SystemInfo};
 use crate::pods::RUNTIME_HANDLER;
-use crate::{NodeCapacity, NodeConfig, local_volumes};
+use crate::{NodeCapacity, NodeConfig};
 
 /// `status.nodeInfo.containerRuntimeVersion`: the container runtime is this program.
 const RUNTIME_VERSION: &str = concat!("coracle://", env!("CARGO_PKG_VERSION"));
@@ -57,7 +57,7 @@ pub fn node_object(
     ]);
     // As with upstream's --node-labels, configured labels override detected ones.
     labels.extend(config.labels.clone());
-    let scratch = local_volumes::directory(&config.node_dir);
+    let scratch = &config.local_volumes_dir;
     let mut annotations =
         BTreeMap::from([(SCRATCH_ANNOTATION.to_owned(), scratch.display().to_string())]);
     annotations.extend(config.annotations.clone());
@@ -242,7 +242,7 @@ pub(crate) mod tests {
             )]),
             kubelet_version: "v1.37.1+coracle-0.1.0".to_owned(),
             scratch_dir: "/tmp".into(),
-            node_dir: "/tmp/node".into(),
+            local_volumes_dir: "/tmp/node/local".into(),
             node_key: crate::NodeKey([0; 32]),
             launcher: Default::default(),
             pod_cidrs: vec!["100.64.3.0/24".to_owned()],

@@ -1,6 +1,5 @@
 //! For tests: a fake API server with one pod, and fake sandboxes that the test controls.
 
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +15,8 @@ use kube::client::Body;
 use pod_protocol::connection::{LogByteStream, accept, serve};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, SandboxCredential,
+    SandboxHello, SandboxId, SandboxWelcome, Stop, VERSION,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -27,9 +27,10 @@ use super::bundle::ResolvedBundle;
 use super::sandbox_listener::IncomingSandbox;
 use super::worker::PodUpdate;
 use super::{
-    LaunchError, LaunchRequest, Launcher, NetworkStateSender, NodeKey, PodManager, SandboxHandle,
-    Shared,
+    LaunchRequest, Launcher, NetworkStateSender, NodeKey, PodManager, PodRecords, SandboxEnd,
+    SandboxHandle, SandboxState, Shared,
 };
+use super::sandbox_auth::SandboxAuthenticator;
 use crate::events::EventRecorder;
 use crate::resolve::Resolver;
 use crate::{NodeCapacity, NodeConfig};
@@ -159,7 +160,6 @@ pub(super) struct Fixture {
     pub bundles: watch::Sender<Option<Arc<ResolvedBundle>>>,
     pub shutdown: watch::Sender<Option<tokio::time::Instant>>,
     changed: Arc<Notify>,
-    _node_dir: tempfile::TempDir,
 }
 
 impl Fixture {
@@ -191,10 +191,10 @@ impl Fixture {
             connecting,
             changed: Arc::clone(&changed),
             fails: Mutex::new(false),
-            checkpoint: Mutex::default(),
+            queued: Mutex::new(None),
+            records: Arc::default(),
         });
-        let node_dir = tempfile::tempdir().unwrap();
-        let config = config(node_dir.path());
+        let config = config();
         let (recorder, recording) = EventRecorder::new(client.clone(), "node1".to_owned());
         tokio::task::spawn_local(recording);
         let launcher: Arc<dyn Launcher> = Arc::<FakeLauncher>::clone(&fake_launcher);
@@ -208,7 +208,7 @@ impl Fixture {
             node: watch::channel(None::<Arc<Node>>).1,
             evictions: watch::Sender::default(),
             status_updates: Arc::new(Semaphore::new(1)),
-            host_ips: vec!["10.0.0.1".parse().unwrap()],
+            authenticator: Arc::new(SandboxAuthenticator::new(&NodeKey([1; 32]))),
             network: NetworkStateSender::default(),
         });
         Self {
@@ -220,7 +220,6 @@ impl Fixture {
             bundles: watch::channel(None).0,
             shutdown: watch::channel(None).0,
             changed,
-            _node_dir: node_dir,
         }
     }
 
@@ -324,7 +323,7 @@ fn no_events() -> impl Stream<Item = Result<Frame<Bytes>, std::io::Error>> {
     futures::stream::pending()
 }
 
-fn config(node_dir: &Path) -> NodeConfig {
+fn config() -> NodeConfig {
     NodeConfig {
         name: "node1".to_owned(),
         internal_ips: vec!["10.0.0.1".parse().unwrap()],
@@ -338,7 +337,7 @@ fn config(node_dir: &Path) -> NodeConfig {
         annotations: Default::default(),
         kubelet_version: String::new(),
         scratch_dir: "/tmp".into(),
-        node_dir: node_dir.to_owned(),
+        local_volumes_dir: "/tmp/local".into(),
         node_key: NodeKey([1; 32]),
         launcher: Default::default(),
         pod_cidrs: vec![],
@@ -354,38 +353,119 @@ pub(super) struct FakeLauncher {
     sandboxes: Mutex<Vec<Arc<FakeSandbox>>>,
     /// Launching fails while this is set.
     pub fails: Mutex<bool>,
-    /// The checkpoint of a sandbox that has exited.
-    pub checkpoint: Mutex<Option<PodState>>,
+    /// The state of new sandboxes, instead of running at once. The test sets later states.
+    pub queued: Mutex<Option<SandboxState>>,
+    pub records: Arc<FakeRecords>,
     connecting: mpsc::UnboundedSender<Arc<FakeSandbox>>,
     changed: Arc<Notify>,
 }
 
-impl Launcher for FakeLauncher {
-    fn launch(
-        &self,
-        request: LaunchRequest,
-    ) -> BoxFuture<'_, Result<Box<dyn SandboxHandle>, LaunchError>> {
-        let started = if *self.fails.lock().unwrap() {
-            Err(LaunchError("no more processes".into()))
-        } else {
-            let sandbox = self.start();
-            assert_eq!(request.token, NodeKey([1; 32]).token(&request.uid));
-            Ok(Box::new(FakeProcess(sandbox)) as Box<dyn SandboxHandle>)
-        };
-        futures::future::ready(started).boxed()
-    }
+/// What fake sandboxes have left.
+#[derive(Default)]
+pub(super) struct FakeRecords {
+    pub checkpoint: Mutex<Option<PodState>>,
+    pub uids: Mutex<Vec<String>>,
+    pub removed: Mutex<Vec<String>>,
+}
 
-    fn find(&self, uid: &str) -> Option<Box<dyn SandboxHandle>> {
-        let sandboxes = self.started();
-        let mut running = sandboxes.iter().filter(|sandbox| !*sandbox.exited.borrow());
-        let found = running.next().filter(|_| uid == "u")?;
-        Some(Box::new(FakeProcess(Arc::clone(found))))
+impl PodRecords for FakeRecords {
+    fn uids(&self) -> BoxFuture<'_, Vec<String>> {
+        let uids = self.uids.lock().unwrap().clone();
+        futures::future::ready(uids).boxed()
     }
 
     fn checkpoint(&self, _uid: &str) -> BoxFuture<'_, Option<PodState>> {
         let checkpoint = self.checkpoint.lock().unwrap().clone();
         futures::future::ready(checkpoint).boxed()
     }
+
+    fn logs(
+        &self,
+        _uid: &str,
+        _query: LogQuery,
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
+        futures::future::ready(None).boxed()
+    }
+
+    fn remove(&self, uid: &str) -> BoxFuture<'_, std::io::Result<()>> {
+        self.removed.lock().unwrap().push(uid.to_owned());
+        futures::future::ready(Ok(())).boxed()
+    }
+}
+
+impl Launcher for FakeLauncher {
+    fn launch(&self, request: LaunchRequest) -> SandboxHandle {
+        assert!(!request.token.is_empty());
+        if *self.fails.lock().unwrap() {
+            let end = SandboxEnd::NotStarted("no more processes".to_owned());
+            return handle(None, SandboxState::Starting, |control| async move {
+                control.set_state(SandboxState::Ended(end));
+            });
+        }
+        let queued = self.queued.lock().unwrap().clone();
+        let sandbox = match queued {
+            None => self.start(),
+            Some(state) => {
+                let sandbox = self.start_unconnected();
+                sandbox.launcher_state.send_replace(state);
+                sandbox
+            }
+        };
+        follow(&sandbox)
+    }
+
+    fn find(&self, uid: &str) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        let sandboxes = self.started();
+        let mut running = sandboxes.iter().filter(|sandbox| sandbox.is_alive());
+        let found = running.next().filter(|_| uid == "u").map(follow);
+        futures::future::ready(Ok(found)).boxed()
+    }
+
+    fn adopt(&self, id: &SandboxId) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        let sandboxes = self.started();
+        let found = sandboxes.iter().find(|sandbox| sandbox.id() == *id);
+        futures::future::ready(Ok(found.map(follow))).boxed()
+    }
+
+    fn records(&self) -> Arc<dyn PodRecords> {
+        Arc::<FakeRecords>::clone(&self.records)
+    }
+
+    fn remove_local_volume(&self, _name: &str) -> BoxFuture<'_, std::io::Result<()>> {
+        futures::future::ready(Ok(())).boxed()
+    }
+}
+
+/// A handle whose launcher runs `task`.
+fn handle<F: Future<Output = ()> + Send + 'static>(
+    id: Option<SandboxId>,
+    state: SandboxState,
+    task: impl FnOnce(super::SandboxControl) -> F,
+) -> SandboxHandle {
+    let (handle, control) = SandboxHandle::new(id, state);
+    tokio::spawn(task(control));
+    handle
+}
+
+/// A handle of a fake sandbox.
+fn follow(sandbox: &Arc<FakeSandbox>) -> SandboxHandle {
+    let sandbox = Arc::clone(sandbox);
+    let state = sandbox.launcher_state.borrow().clone();
+    handle(Some(sandbox.id()), state, |control| async move {
+        let mut states = sandbox.launcher_state.subscribe();
+        loop {
+            let state = states.borrow_and_update().clone();
+            let has_ended = matches!(state, SandboxState::Ended(_));
+            control.set_state(state);
+            if has_ended {
+                return;
+            }
+            tokio::select! {
+                _ = states.changed() => {}
+                () = control.kill_requested() => sandbox.kill(),
+            }
+        }
+    })
 }
 
 impl FakeLauncher {
@@ -410,8 +490,13 @@ impl FakeLauncher {
             dismissed: Mutex::default(),
             retired: Mutex::default(),
             killed: Mutex::default(),
-            state: watch::channel(PodState::default()).0,
-            exited: watch::Sender::new(false),
+            state: watch::channel(PodState {
+                host: host(),
+                ..PodState::default()
+            })
+            .0,
+            launcher_state: watch::Sender::new(SandboxState::Running),
+            ignores_kill: Mutex::new(false),
             disconnect: Notify::new(),
             changed: Arc::clone(&self.changed),
         });
@@ -433,23 +518,28 @@ async fn connect_all(
 ) {
     while let Some(sandbox) = connecting.recv().await {
         let (here, there) = tokio::io::duplex(1 << 16);
-        let hello = SandboxHello {
+        let mut hello = SandboxHello {
             version: VERSION,
-            token: String::new(),
             uid: "u".to_owned(),
+            id: sandbox.id(),
+            credential: SandboxCredential::Key(String::new()),
         };
-        let process = Arc::clone(&sandbox);
         tokio::task::spawn_local(async move {
             let served = Arc::clone(&sandbox);
             let done = async move { served.disconnect.notified().await };
-            serve(there, &hello, Rc::new(FakeService(sandbox)), done).await;
+            serve(there, &mut hello, Rc::new(FakeService(sandbox)), done).await;
         });
-        let (hello, client) = accept(here, |_| Some("p".to_owned())).await.unwrap();
-        let _ = connected.send(IncomingSandbox {
-            uid: hello.uid,
-            client,
-            process: Some(Box::new(FakeProcess(process))),
-        });
+        let welcome = |_: &SandboxHello| Some(SandboxWelcome::default());
+        let (hello, client) = accept(here, welcome).await.unwrap();
+        let _ = connected.send(IncomingSandbox { hello, client });
+    }
+}
+
+/// The facts that fake sandboxes report.
+pub(super) fn host() -> HostFacts {
+    HostFacts {
+        host_ips: vec!["10.0.0.1".parse().unwrap()],
+        started_at: Some("2026-01-01T00:00:00Z".parse().unwrap()),
     }
 }
 
@@ -462,7 +552,10 @@ pub(super) struct FakeSandbox {
     pub retired: Mutex<bool>,
     pub killed: Mutex<bool>,
     state: watch::Sender<PodState>,
-    exited: watch::Sender<bool>,
+    /// What its launcher tells about it.
+    pub launcher_state: watch::Sender<SandboxState>,
+    /// It does not end when it is killed, like a process that is blocked in the kernel.
+    pub ignores_kill: Mutex<bool>,
     disconnect: Notify,
     changed: Arc<Notify>,
 }
@@ -473,10 +566,26 @@ impl FakeSandbox {
         self.state.send_replace(state);
     }
 
+    fn id(&self) -> SandboxId {
+        SandboxId::new(self.id.to_string())
+    }
+
+    fn is_alive(&self) -> bool {
+        !matches!(*self.launcher_state.borrow(), SandboxState::Ended(_))
+    }
+
+    fn kill(&self) {
+        *self.killed.lock().unwrap() = true;
+        if !*self.ignores_kill.lock().unwrap() {
+            self.exit();
+        }
+    }
+
     /// Exits, which ends its connection.
     pub(super) fn exit(&self) {
         self.disconnect();
-        self.exited.send_replace(true);
+        let end = SandboxEnd::Exited("exit code 1".to_owned());
+        self.launcher_state.send_replace(SandboxState::Ended(end));
         self.changed.notify_waiters();
     }
 
@@ -534,27 +643,5 @@ fn nothing_runs() -> Problem {
     Problem {
         reason: "BadRequest".to_owned(),
         message: "no container is running".to_owned(),
-    }
-}
-
-struct FakeProcess(Arc<FakeSandbox>);
-
-impl SandboxHandle for FakeProcess {
-    fn exited(&mut self) -> BoxFuture<'_, String> {
-        async {
-            let mut exited = self.0.exited.subscribe();
-            let _ = exited.wait_for(|exited| *exited).await;
-            "exit code 1".to_owned()
-        }
-        .boxed()
-    }
-
-    fn id(&self) -> Option<i32> {
-        Some(self.0.id)
-    }
-
-    fn kill(&mut self) {
-        *self.0.killed.lock().unwrap() = true;
-        self.0.exit();
     }
 }

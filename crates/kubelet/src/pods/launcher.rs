@@ -1,50 +1,200 @@
 //! The interface between the kubelet and the launchers, which start sandboxes.
+//!
+//! A launcher may start a sandbox on another machine, and hours after it was asked to. So the kubelet shares no file system, process
+//! table or clock with a sandbox: it knows a sandbox by its [`SandboxId`], follows it by its [`SandboxState`], and reads what it left
+//! behind from [`PodRecords`].
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
+use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::LogByteStream;
-use pod_protocol::{LogQuery, PodState, Problem};
-use sha2::{Digest, Sha256};
+use pod_protocol::{LogQuery, PodState, Problem, SandboxId};
+use tokio::sync::{Notify, watch};
 
 /// Starts sandboxes: as children of the agent, or as job steps.
 pub trait Launcher: Send + Sync {
-    /// Starts a sandbox and returns at once. The sandbox connects to the kubelet when it runs.
-    fn launch(
-        &self,
-        request: LaunchRequest,
-    ) -> BoxFuture<'_, Result<Box<dyn SandboxHandle>, LaunchError>>;
+    /// Starts a sandbox. Returns at once; the handle tells how the start proceeds. The sandbox connects to the kubelet when it runs.
+    fn launch(&self, request: LaunchRequest) -> SandboxHandle;
 
-    /// Finds the running sandbox of a pod: an earlier kubelet has started it, and it may not have connected to this one yet.
-    fn find(&self, _uid: &str) -> Option<Box<dyn SandboxHandle>> {
-        None
+    /// Finds the sandbox of a pod that may be alive, whichever kubelet has launched it. After an error the caller must not launch
+    /// another one.
+    fn find(&self, uid: &str) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>>;
+
+    /// Finds a sandbox by its id, which it has told when it connected.
+    fn adopt(&self, id: &SandboxId) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>>;
+
+    /// What the sandboxes of this launcher leave behind.
+    fn records(&self) -> Arc<dyn PodRecords>;
+
+    /// The time-outs for sandboxes of this launcher.
+    fn timeouts(&self) -> SandboxTimeouts {
+        SandboxTimeouts::default()
     }
 
-    /// The last checkpoint of a pod whose sandbox has exited; `None` if there is none.
-    fn checkpoint(&self, _uid: &str) -> BoxFuture<'_, Option<PodState>> {
-        Box::pin(std::future::ready(None))
-    }
-
-    /// Reads a log of a pod whose sandbox has exited; `None` if its log files are gone.
-    fn logs(
-        &self,
-        _uid: &str,
-        _query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
-        Box::pin(std::future::ready(None))
-    }
-
-    /// Removes a directory that containers have written to. If sandboxes have several user ids, files of all of these must
-    /// be removed.
-    fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
-        Box::pin(tokio::fs::remove_dir_all(dir))
-    }
+    /// Removes a `local` persistent volume of this node.
+    fn remove_local_volume(&self, name: &str) -> BoxFuture<'_, io::Result<()>>;
 
     /// The images in the local store, for the Node's status.
     fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
         Box::pin(std::future::ready(Vec::new()))
+    }
+}
+
+/// The logs and the last states of pods whose sandbox has exited.
+pub trait PodRecords: Send + Sync {
+    /// The uids of all pods with records.
+    fn uids(&self) -> BoxFuture<'_, Vec<String>>;
+
+    /// The last checkpoint of a pod; `None` if there is none.
+    fn checkpoint(&self, uid: &str) -> BoxFuture<'_, Option<PodState>>;
+
+    /// Reads a container's log; `None` if the log was removed.
+    fn logs(
+        &self,
+        uid: &str,
+        query: LogQuery,
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>>;
+
+    /// Removes all records and other data of a pod. Fails while its sandbox runs.
+    fn remove(&self, uid: &str) -> BoxFuture<'_, io::Result<()>>;
+}
+
+/// The time-outs after which the kubelet kills a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub struct SandboxTimeouts {
+    /// From [`SandboxState::Running`] to the first connection.
+    pub connect: Duration,
+    /// From the loss of a connection to the next one.
+    pub reconnect: Duration,
+}
+
+impl Default for SandboxTimeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(60),
+            reconnect: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The state of a sandbox, as its launcher sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxState {
+    /// The sandbox waits for resources, maybe for days.
+    Queued {
+        /// Why, such as Slurm's `Priority`.
+        reason: String,
+        /// When it is expected to start.
+        expected_start: Option<Timestamp>,
+    },
+    /// The sandbox is being started. The launcher limits the time that this takes.
+    Starting,
+    /// The sandbox's process runs.
+    Running,
+    /// The sandbox has ended, and all containers of its pod with it. The last state.
+    Ended(SandboxEnd),
+}
+
+/// How a sandbox ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxEnd {
+    /// It never ran, for this reason.
+    NotStarted(String),
+    /// It exited, with this status.
+    Exited(String),
+}
+
+/// A sandbox and its launcher's view of it. Dropping the handle does not end the sandbox: pods outlive their kubelet.
+#[derive(Debug)]
+pub struct SandboxHandle {
+    status: watch::Receiver<(Option<SandboxId>, SandboxState)>,
+    kill: Arc<Notify>,
+}
+
+/// The launcher's side of a [`SandboxHandle`].
+#[derive(Debug)]
+pub struct SandboxControl {
+    status: watch::Sender<(Option<SandboxId>, SandboxState)>,
+    kill: Arc<Notify>,
+}
+
+impl SandboxHandle {
+    /// The two sides for a sandbox in this state.
+    pub fn new(id: Option<SandboxId>, state: SandboxState) -> (Self, SandboxControl) {
+        let (sender, receiver) = watch::channel((id, state));
+        let kill = Arc::new(Notify::new());
+        let handle = Self {
+            status: receiver,
+            kill: Arc::clone(&kill),
+        };
+        let control = SandboxControl {
+            status: sender,
+            kill,
+        };
+        (handle, control)
+    }
+
+    /// The sandbox's id, once the launcher knows it.
+    pub fn id(&self) -> Option<SandboxId> {
+        self.status.borrow().0.clone()
+    }
+
+    /// The sandbox's state.
+    pub fn state(&self) -> SandboxState {
+        let state = self.status.borrow().1.clone();
+        match (self.status.has_changed(), state) {
+            // The launcher's task has gone without telling an end.
+            (Err(_), state) if !matches!(state, SandboxState::Ended(_)) => lost(),
+            (_, state) => state,
+        }
+    }
+
+    /// Waits for a change, and returns the new state.
+    pub async fn changed(&mut self) -> SandboxState {
+        match self.status.changed().await {
+            Ok(()) => self.status.borrow_and_update().1.clone(),
+            Err(_) => lost(),
+        }
+    }
+
+    /// Waits until the sandbox has ended.
+    pub async fn ended(&mut self) -> SandboxEnd {
+        let ended = |status: &(_, SandboxState)| matches!(status.1, SandboxState::Ended(_));
+        match self.status.wait_for(ended).await.map(|status| status.1.clone()) {
+            Ok(SandboxState::Ended(end)) => end,
+            _ => SandboxEnd::Exited("unknown".to_owned()),
+        }
+    }
+
+    /// Asks the launcher to kill the sandbox, and so all containers of the pod. The state becomes `Ended` when it has exited.
+    pub fn kill(&self) {
+        self.kill.notify_one();
+    }
+}
+
+fn lost() -> SandboxState {
+    SandboxState::Ended(SandboxEnd::Exited("unknown".to_owned()))
+}
+
+impl SandboxControl {
+    /// Sets the id, once it is known.
+    pub fn set_id(&self, id: SandboxId) {
+        self.status.send_modify(|status| status.0 = Some(id));
+    }
+
+    /// Publishes a new state.
+    pub fn set_state(&self, state: SandboxState) {
+        self.status.send_modify(|status| status.1 = state);
+    }
+
+    /// Waits until the kubelet asks to kill the sandbox.
+    pub async fn kill_requested(&self) {
+        self.kill.notified().await;
     }
 }
 
@@ -108,95 +258,13 @@ pub struct LaunchRequest {
     pub launcher: LauncherKind,
     /// The pod's resources.
     pub resources: PodResources,
-    /// Authenticates the sandbox to the kubelet. A secret: it must not be on a command line.
+    /// Authenticates the sandbox's first connection to the kubelet. A secret: it must not be on a command line.
     pub token: String,
-}
-
-/// A running sandbox. Dropping the handle does not end the sandbox: pods outlive their kubelet.
-pub trait SandboxHandle: Send {
-    /// Waits until the sandbox's process has exited, and returns how. The future may be dropped and requested again.
-    fn exited(&mut self) -> BoxFuture<'_, String>;
-
-    /// Its process id, while that is known.
-    fn id(&self) -> Option<i32>;
-
-    /// Whether [`exited`](Self::exited) polls the process. Callers then avoid it while the sandbox is connected.
-    fn exit_is_polled(&self) -> bool {
-        false
-    }
-
-    /// Kills the sandbox, and so all containers of the pod.
-    fn kill(&mut self);
-}
-
-/// Why a sandbox was not started.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot start the sandbox")]
-pub struct LaunchError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
-
-/// The key from which a node derives the tokens of its sandboxes. It outlives the agent.
-#[derive(Clone)]
-pub struct NodeKey(pub [u8; 32]);
-
-impl std::fmt::Debug for NodeKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("NodeKey")
-    }
-}
-
-impl NodeKey {
-    /// The token of a pod's sandbox: HMAC-SHA256 of the pod's uid.
-    pub(crate) fn token(&self, uid: &str) -> String {
-        hmac(&self.0, uid.as_bytes())
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
-    }
-
-    /// Whether `token` is that of the pod, compared in constant time.
-    pub(crate) fn admits(&self, uid: &str, token: &str) -> bool {
-        let expected = self.token(uid);
-        let differ = expected
-            .bytes()
-            .zip(token.bytes())
-            .fold(0, |differ, (a, b)| differ | (a ^ b));
-        expected.len() == token.len() && differ == 0
-    }
-}
-
-/// RFC 2104, for keys of at most one block.
-fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
-    let pad = |byte: u8| {
-        let mut block = [byte; 64];
-        block.iter_mut().zip(key).for_each(|(pad, key)| *pad ^= key);
-        block
-    };
-    let inner = Sha256::new()
-        .chain_update(pad(0x36))
-        .chain_update(message)
-        .finalize();
-    Sha256::new()
-        .chain_update(pad(0x5c))
-        .chain_update(inner)
-        .finalize()
-        .into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hmac_of_rfc_4231() {
-        let hex: String = hmac(b"Jefe", b"what do ya want for nothing?")
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        assert_eq!(
-            hex,
-            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
-        );
-    }
 
     #[test]
     fn resources_fit_if_none_is_larger() {
@@ -212,14 +280,19 @@ mod tests {
         assert!(!resources(500, 0).fit_in(&resources(500, 10)));
     }
 
-    #[test]
-    fn token_admits_only_its_pod() {
-        let key = NodeKey([7; 32]);
-        let token = key.token("a");
-        assert!(key.admits("a", &token));
-        assert!(!key.admits("b", &token));
-        assert!(!key.admits("a", &token[1..]));
-        assert!(!NodeKey([8; 32]).admits("a", &token));
-        assert_eq!(format!("{key:?}"), "NodeKey");
+    #[tokio::test]
+    async fn handle_follows_launcher() {
+        let (mut handle, control) = SandboxHandle::new(None, SandboxState::Starting);
+        assert_eq!((handle.id(), handle.state()), (None, SandboxState::Starting));
+        control.set_id(SandboxId::new("1"));
+        control.set_state(SandboxState::Running);
+        assert_eq!(handle.changed().await, SandboxState::Running);
+        assert_eq!(handle.id(), Some(SandboxId::new("1")));
+        handle.kill();
+        control.kill_requested().await;
+        // A launcher that is gone has lost its sandbox.
+        drop(control);
+        assert!(matches!(handle.state(), SandboxState::Ended(_)));
+        assert!(matches!(handle.ended().await, SandboxEnd::Exited(_)));
     }
 }

@@ -5,7 +5,7 @@
 //!       ▲                      ▲             │                                │
 //!       │                      │             ▼                                │
 //!       └── status_manager ◄───┼────────── status                             │
-//!                              └── sandbox_listener ◄── connects to kubelet.sock
+//!                              └── sandbox_listener ◄── connects by Unix socket or TLS
 //! ```
 //!
 //! Decisions are pure functions (`admission`, `eviction/ranking`, `resize`, `status`). Effects are in `sync_loop`, `worker` and
@@ -22,8 +22,8 @@ mod network_state;
 mod pod_manager;
 mod resize;
 mod runtime_class;
+mod sandbox_auth;
 mod sandbox_listener;
-mod sandbox_process;
 mod spec;
 mod status;
 mod status_manager;
@@ -32,33 +32,33 @@ mod sync_loop;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
 use pod_protocol::Problem;
-use tokio::net::UnixListener;
+use pod_protocol::connection::TransportListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
 pub use launcher::{
-    LAUNCHER_ANNOTATION, LaunchError, LaunchRequest, Launcher, LauncherKind, NodeKey, PodResources,
-    SandboxHandle,
+    LAUNCHER_ANNOTATION, LaunchRequest, Launcher, LauncherKind, PodRecords, PodResources,
+    SandboxControl, SandboxEnd, SandboxHandle, SandboxState, SandboxTimeouts,
 };
 pub use network_state::NetworkStateSender;
 pub use pod_manager::{AgentLog, PodManager};
 pub(crate) use runtime_class::RUNTIME_HANDLER;
-pub use sandbox_process::SandboxProcess;
+pub use sandbox_auth::NodeKey;
 pub(crate) use spec::{PodPhase, is_on_disk};
 
 use self::admission::{AdmissionContext, PodRejection};
+use self::sandbox_auth::SandboxAuthenticator;
 use self::spec::launcher_annotation;
 use crate::api_call::call;
 use crate::events::EventRecorder;
 use crate::local_volumes;
 use crate::resolve::Resolver;
-use crate::{KubeletError, NodeConfig, Pressures};
+use crate::{NodeConfig, Pressures};
 
 /// Maximum number of concurrent status updates: each may open a connection.
 const MAX_STATUS_UPDATES: usize = 16;
@@ -77,8 +77,8 @@ struct Shared {
     evictions: watch::Sender<BTreeMap<String, Problem>>,
     /// Limits concurrent status updates.
     status_updates: Arc<Semaphore>,
-    /// The node's addresses for `status.hostIPs`, one per family.
-    host_ips: Vec<IpAddr>,
+    /// Issues and checks the credentials of sandboxes.
+    authenticator: Arc<SandboxAuthenticator>,
     /// The desired state of the network, for the hub.
     network: NetworkStateSender,
 }
@@ -94,21 +94,19 @@ pub(crate) struct PodSubsystem {
 }
 
 impl PodSubsystem {
-    /// Listens for sandboxes. Those that outlived an earlier agent connect at once.
-    pub(crate) fn listen(&self) -> Result<UnixListener, KubeletError> {
-        let path = self.config.node_dir.join("kubelet.sock");
-        sandbox_listener::bind(&path).map_err(|source| KubeletError::Socket { path, source })
-    }
-
-    /// Runs the pods of this node until `shutdown`, which returns the deadline for their end.
-    pub(crate) async fn run(self, listener: UnixListener, shutdown: impl Future<Output = Instant>) {
+    /// Runs the pods of this node until `shutdown`, which returns the deadline for their end. Sandboxes that outlived an earlier agent
+    /// connect to `listener` at once.
+    pub(crate) async fn run(
+        self,
+        listener: TransportListener,
+        shutdown: impl Future<Output = Instant>,
+    ) {
         let (recorder, recording) =
             EventRecorder::new(self.client.clone(), self.config.name.clone());
         let _running = self.pod_manager.start_sync_loop();
         let (connected, sandboxes) = mpsc::unbounded_channel();
-        let key = self.config.node_key.clone();
-        self.pod_manager.set_launcher(Arc::clone(&self.launcher));
-        let host_ips = one_per_family(&self.config.internal_ips);
+        let authenticator = Arc::new(SandboxAuthenticator::new(&self.config.node_key));
+        self.pod_manager.set_records(self.launcher.records());
         let resolver = Arc::new(Resolver::new(self.client.clone(), &self.config));
         let shared = Arc::new(Shared {
             client: self.client,
@@ -120,12 +118,11 @@ impl PodSubsystem {
             node: self.node,
             evictions: watch::Sender::default(),
             status_updates: Arc::new(Semaphore::new(MAX_STATUS_UPDATES)),
-            host_ips,
+            authenticator: Arc::clone(&authenticator),
             network: self.network,
         });
         let local_volumes = local_volumes::remove_listed(
             shared.client.clone(),
-            shared.config.node_dir.clone(),
             shared.node.clone(),
             Arc::clone(&shared.launcher),
         );
@@ -133,7 +130,7 @@ impl PodSubsystem {
             () = local_volumes => {}
             () = eviction::run(Arc::clone(&shared)) => {}
             () = sync_loop::run(shared, sandboxes, shutdown) => {}
-            () = sandbox_listener::serve(listener, key, connected) => {}
+            () = sandbox_listener::serve(listener, authenticator, connected) => {}
             () = recording => {}
         }
     }
@@ -146,13 +143,10 @@ impl Shared {
         annotated.unwrap_or(self.config.launcher)
     }
 
-    /// Removes the directory of a pod whose sandbox has exited.
-    async fn remove_pod_dir(&self, uid: &str) {
-        let dir = self.config.node_dir.join("pods").join(uid);
-        if dir.exists()
-            && let Err(error) = self.launcher.remove(dir.clone()).await
-        {
-            tracing::warn!(dir = %dir.display(), %error, "cannot remove pod directory");
+    /// Removes what the sandbox of a pod has left, after it has exited.
+    async fn remove_records(&self, uid: &str) {
+        if let Err(error) = self.launcher.records().remove(uid).await {
+            tracing::warn!(uid, %error, "cannot remove the pod's records");
         }
     }
 
@@ -210,11 +204,4 @@ impl Shared {
             others,
         }
     }
-}
-
-/// The first address of each family, the first family first.
-fn one_per_family(ips: &[IpAddr]) -> Vec<IpAddr> {
-    let first = ips.first().copied();
-    let other = first.and_then(|first| ips.iter().find(|ip| ip.is_ipv4() != first.is_ipv4()));
-    first.into_iter().chain(other.copied()).collect()
 }

@@ -16,7 +16,7 @@ use kubelet_api::{
 use pod_protocol::connection::{ConnectionError, SandboxClient};
 use pod_protocol::{LogQuery, LogSource};
 
-use super::launcher::Launcher;
+use super::launcher::PodRecords;
 use super::spec::phase;
 use super::streaming;
 use crate::mutex::lock;
@@ -25,8 +25,8 @@ use crate::mutex::lock;
 #[derive(Default)]
 pub struct PodManager {
     pods: Mutex<HashMap<String, Entry>>,
-    /// Reads the logs of pods whose sandbox has exited.
-    launcher: OnceLock<Arc<dyn Launcher>>,
+    /// The logs of pods whose sandbox has exited.
+    records: OnceLock<Arc<dyn PodRecords>>,
     /// Node statistics.
     node: OnceLock<Arc<dyn NodeSource>>,
     /// The agent's log.
@@ -63,9 +63,9 @@ impl PodManager {
         lock(&self.pods)
     }
 
-    /// Sets the launcher that reads the logs of pods whose sandbox has exited.
-    pub(crate) fn set_launcher(&self, launcher: Arc<dyn Launcher>) {
-        let _ = self.launcher.set(launcher);
+    /// Sets the source of the logs of pods whose sandbox has exited.
+    pub(crate) fn set_records(&self, records: Arc<dyn PodRecords>) {
+        let _ = self.records.set(records);
     }
 
     /// Sets the source of the agent's log.
@@ -212,7 +212,7 @@ impl PodSource for PodManager {
         let pods = self.lock();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
-        let launcher = entry.and_then(|_| self.launcher.get().cloned());
+        let records = entry.and_then(|_| self.records.get().cloned());
         let (uid, query) = (uid.to_owned(), log_query(options));
         Box::pin(async move {
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
@@ -227,9 +227,9 @@ impl PodSource for PodManager {
                     Err(error) => return Err(error.into()),
                 }
             }
-            // The sandbox has exited: read its log files.
-            let log = match launcher {
-                Some(launcher) => launcher.logs(&uid, query).await,
+            // The sandbox has exited: read the log that it has left.
+            let log = match records {
+                Some(records) => records.logs(&uid, query).await,
                 None => None,
             };
             let log = log.ok_or("the pod's log files were removed")?;

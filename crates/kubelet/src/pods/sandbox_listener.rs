@@ -1,74 +1,58 @@
-//! Accepts the connections of sandboxes, on a Unix socket in the node's directory.
+//! Accepts the connections of sandboxes, over a Unix socket or TLS.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kubelet_api::UnauthenticatedConnections;
 use pod_protocol::SandboxHello;
-use pod_protocol::connection::{HelloError, SandboxClient, accept};
-use tokio::net::UnixListener;
+use pod_protocol::connection::{
+    HelloError, PendingStream, SandboxClient, TransportListener, accept,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::{NodeKey, SandboxHandle, SandboxProcess};
+use super::sandbox_auth::SandboxAuthenticator;
 
 /// Delay after a failed accept, which is caused by a lack of descriptors or memory.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Time-out of the TLS handshake and the hello together.
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of connections that have not authenticated yet.
+const MAX_UNAUTHENTICATED: usize = 128;
 
 /// A sandbox that has connected.
 pub(super) struct IncomingSandbox {
-    /// The uid of its pod.
-    pub uid: String,
+    /// What it told about itself.
+    pub hello: SandboxHello,
     pub client: SandboxClient,
-    /// Its process, if that is in this PID namespace.
-    pub process: Option<Box<dyn SandboxHandle>>,
 }
 
-/// Binds the socket, and replaces that of an earlier agent.
-pub(super) fn bind(path: &Path) -> std::io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    UnixListener::bind(path)
-}
-
-/// Accepts every sandbox that has its pod's token. Never returns.
+/// Accepts every sandbox with a valid credential. Never returns.
 pub(super) async fn serve(
-    listener: UnixListener,
-    key: NodeKey,
+    listener: TransportListener,
+    authenticator: Arc<SandboxAuthenticator>,
     connected: mpsc::UnboundedSender<IncomingSandbox>,
 ) {
-    let key = Arc::new(key);
+    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    let (key, connected) = (Arc::clone(&key), connected.clone());
+                Ok(stream) => {
+                    let slot = unauthenticated.admit();
+                    let (authenticator, connected) = (Arc::clone(&authenticator), connected.clone());
                     handshakes.spawn(async move {
-                        let process = SandboxProcess::peer_of(&stream)
-                            .ok()
-                            .map(|process| Box::new(process) as Box<dyn SandboxHandle>);
-                        match accept(stream, |hello| authenticate(&key, hello)).await {
-                            Ok((SandboxHello { uid, .. }, client)) => {
-                                let _ = connected.send(IncomingSandbox {
-                                    uid,
-                                    client,
-                                    process,
-                                });
+                        tokio::select! {
+                            sandbox = handshake(stream, &authenticator) => {
+                                sandbox.map(|sandbox| connected.send(sandbox));
                             }
-                            // Liveness check: the peer closed without a hello, as the hub does regularly.
-                            Err(HelloError::Closed(_)) => {}
-                            Err(error) => tracing::warn!(
-                                error = &error as &dyn std::error::Error,
-                                "rejected a connection to the sandbox socket"
-                            ),
+                            () = slot.evicted() => {}
+                            () = tokio::time::sleep(AUTHENTICATION_TIMEOUT) => {}
                         }
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection on the sandbox socket");
+                    tracing::warn!(%error, "cannot accept a connection of a sandbox");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
@@ -77,8 +61,28 @@ pub(super) async fn serve(
     }
 }
 
-/// The name of the connection in messages (the pod's uid), if the token is correct.
-fn authenticate(key: &NodeKey, hello: &SandboxHello) -> Option<String> {
-    key.admits(&hello.uid, &hello.token)
-        .then(|| hello.uid.clone())
+async fn handshake(
+    stream: PendingStream,
+    authenticator: &SandboxAuthenticator,
+) -> Option<IncomingSandbox> {
+    let stream = match stream.establish().await {
+        Ok(stream) => stream,
+        // Debug level: any host on the network can cause this.
+        Err(error) => {
+            tracing::debug!(%error, "TLS handshake with a sandbox failed");
+            return None;
+        }
+    };
+    match accept(stream, |hello| authenticator.authenticate(hello)).await {
+        Ok((hello, client)) => Some(IncomingSandbox { hello, client }),
+        // Liveness check: the peer closed without a hello, as the hub does regularly.
+        Err(HelloError::Closed(_)) => None,
+        Err(error) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "rejected a connection of a sandbox"
+            );
+            None
+        }
+    }
 }

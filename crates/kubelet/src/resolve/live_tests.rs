@@ -3,17 +3,22 @@
 #[path = "../../../volumes/tests/common/mod.rs"]
 pub(super) mod api_server;
 
+use std::io;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use api_server::{ApiServer, until};
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use pod_protocol::SandboxId;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use volumes::VolumeSource;
 
 use super::*;
+use crate::{LaunchRequest, Launcher, PodRecords, SandboxHandle};
 
 fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
@@ -221,16 +226,34 @@ async fn claims_are_resolved(server: &ApiServer, pods: &Api<Pod>, resolver: &Res
     assert_eq!(resolved.bundle.volumes["v"], expected);
 }
 
-/// A launcher that only removes directories.
-struct RemoveOnlyLauncher;
+/// A launcher that only removes local volumes, in this directory.
+struct RemoveOnlyLauncher(PathBuf);
 
-impl crate::Launcher for RemoveOnlyLauncher {
-    fn launch(
-        &self,
-        _: crate::LaunchRequest,
-    ) -> futures::future::BoxFuture<'_, Result<Box<dyn crate::SandboxHandle>, crate::LaunchError>>
-    {
-        Box::pin(async { Err(crate::LaunchError("not supported".into())) })
+impl Launcher for RemoveOnlyLauncher {
+    fn launch(&self, _: LaunchRequest) -> SandboxHandle {
+        unimplemented!("the test launches nothing")
+    }
+
+    fn find(&self, _: &str) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn adopt(&self, _: &SandboxId) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn records(&self) -> Arc<dyn PodRecords> {
+        unimplemented!("the test has no pods")
+    }
+
+    fn remove_local_volume(&self, name: &str) -> BoxFuture<'_, io::Result<()>> {
+        let dir = self.0.join(name);
+        Box::pin(async move {
+            match dir.exists() {
+                true => tokio::fs::remove_dir_all(dir).await,
+                false => Ok(()),
+            }
+        })
     }
 }
 
@@ -244,7 +267,7 @@ async fn local_volumes_in_node_annotation_are_removed() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let local = crate::local_volumes::directory(dir.path());
+    let local = dir.path();
     let names = ["a".repeat(32), "b".repeat(32), "c".repeat(32)];
     for name in &names[..2] {
         std::fs::create_dir_all(local.join(name).join("deep")).unwrap();
@@ -257,13 +280,8 @@ async fn local_volumes_in_node_annotation_are_removed() {
         .await
         .unwrap();
     let (_sender, node_receiver) = watch::channel(Some(Arc::new(node)));
-    let launcher = Arc::new(RemoveOnlyLauncher);
-    let removing = crate::local_volumes::remove_listed(
-        server.node(),
-        dir.path().to_owned(),
-        node_receiver,
-        launcher,
-    );
+    let launcher = Arc::new(RemoveOnlyLauncher(local.to_owned()));
+    let removing = crate::local_volumes::remove_listed(server.node(), node_receiver, launcher);
     let done = until("the list to be empty", async || {
         requested_removals(&nodes.get("node1").await.unwrap())
             .is_empty()

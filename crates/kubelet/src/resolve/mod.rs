@@ -112,11 +112,6 @@ impl Resolver {
         Self {
             node: NodeFacts {
                 name: config.name.clone(),
-                host_ips: config
-                    .internal_ips
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect(),
                 cluster_dns: config.cluster_dns.iter().map(ToString::to_string).collect(),
                 cluster_domain: config.cluster_domain.clone(),
                 memory_bytes: config.capacity.memory_bytes,

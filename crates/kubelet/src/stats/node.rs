@@ -145,7 +145,7 @@ impl NodeStatsCollector {
             ),
             network: network(now),
             fs: file_system(&config.scratch_dir, now),
-            runtime: file_system(&config.node_dir, now).map(|fs| RuntimeStats {
+            runtime: file_system(&config.scratch_dir, now).map(|fs| RuntimeStats {
                 image_fs: fs,
                 container_fs: fs,
             }),

@@ -22,7 +22,7 @@ use super::{
     hello,
 };
 use crate::usage::PodUsage;
-use crate::{Bundle, LogQuery, PodState, Problem, SandboxHello, Stop};
+use crate::{Bundle, LogQuery, PodState, Problem, SandboxHello, SandboxWelcome, Stop};
 
 /// Time until a sandbox begins its response; no request takes long before that.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -78,11 +78,11 @@ pub enum ConnectionError {
     },
 }
 
-/// Accepts the connection of a sandbox. `authenticate` checks pod and token, and returns the pod's name for messages, or
-/// `None` to reject the sandbox.
+/// Accepts the connection of a sandbox. `authenticate` checks the sandbox's credential, and returns the response, or `None` to
+/// reject the sandbox.
 pub async fn accept<IO>(
     io: IO,
-    authenticate: impl FnOnce(&SandboxHello) -> Option<String>,
+    authenticate: impl FnOnce(&SandboxHello) -> Option<SandboxWelcome>,
 ) -> Result<(SandboxHello, SandboxClient), HelloError>
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -91,9 +91,12 @@ where
     // reads of HTTP/2, which bypass it once it is empty.
     let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
     let hello = hello::receive(&mut io).await?;
-    let Some(pod) = authenticate(&hello) else {
+    let Some(welcome) = authenticate(&hello) else {
         return Err(HelloError::Unauthenticated { uid: hello.uid });
     };
+    hello::send(&mut io, &welcome)
+        .await
+        .map_err(HelloError::Closed)?;
     let (requests, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(RESPONSE_WINDOW)
@@ -109,7 +112,7 @@ where
             uid: hello.uid.clone(),
             source,
         })?;
-    let pod: Arc<str> = pod.into();
+    let pod: Arc<str> = hello.uid.as_str().into();
     tokio::spawn({
         let pod = Arc::clone(&pod);
         async move {

@@ -1,11 +1,14 @@
-//! The first line of a connection.
+//! The first line of a connection from each end: the sandbox's hello and the kubelet's welcome.
 
 use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::{SandboxHello, VERSION};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{SandboxHello, SandboxWelcome, VERSION};
 
 /// Limit of the line, which is read before the client is authenticated.
 pub(super) const MAX_LINE: usize = 4096;
@@ -16,16 +19,16 @@ pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
     /// No complete line within the limit.
-    #[error("client sent no hello within {} s", HELLO_TIMEOUT.as_secs())]
+    #[error("the peer sent no first line within {} s", HELLO_TIMEOUT.as_secs())]
     Timeout,
-    /// The client closed the connection first, or it broke.
-    #[error("client closed the connection before its hello")]
+    /// The peer closed the connection first, or it broke.
+    #[error("the peer closed the connection before its first line")]
     Closed(#[source] io::Error),
     /// The first line is too long.
-    #[error("client is no sandbox: its first line is longer than {MAX_LINE} bytes")]
+    #[error("the peer is no sandbox: its first line is longer than {MAX_LINE} bytes")]
     TooLong,
     /// The first line is not a hello.
-    #[error("client is no sandbox: its first line is no hello")]
+    #[error("the peer is no sandbox: its first line is no hello")]
     Invalid(#[source] serde_json::Error),
     /// A sandbox of another release.
     #[error(
@@ -54,12 +57,12 @@ pub enum HelloError {
     },
 }
 
-/// Sends the hello of this sandbox.
+/// Sends a line: the hello of a sandbox, or the welcome of a kubelet.
 pub(super) async fn send(
     io: &mut (impl AsyncWrite + Unpin),
-    hello: &SandboxHello,
+    message: &impl Serialize,
 ) -> io::Result<()> {
-    let mut line = serde_json::to_vec(hello)?;
+    let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     io.write_all(&line).await?;
     io.flush().await
@@ -69,17 +72,30 @@ pub(super) async fn send(
 pub(super) async fn receive(
     io: &mut (impl AsyncBufRead + Unpin),
 ) -> Result<SandboxHello, HelloError> {
+    let hello: serde_json::Value = receive_line(io).await?;
+    // Other versions may have other fields.
+    let theirs = hello["version"].as_u64().and_then(|v| v.try_into().ok());
+    if let Some(theirs) = theirs.filter(|version| *version != VERSION) {
+        let uid = hello["uid"].as_str().unwrap_or_default().to_owned();
+        return Err(HelloError::VersionMismatch { uid, theirs });
+    }
+    serde_json::from_value(hello).map_err(HelloError::Invalid)
+}
+
+/// Receives the kubelet's response to a hello. Consumes nothing of `io` after the line.
+pub(super) async fn receive_welcome(
+    io: &mut (impl AsyncBufRead + Unpin),
+) -> Result<SandboxWelcome, HelloError> {
+    receive_line(io).await
+}
+
+async fn receive_line<T: DeserializeOwned>(
+    io: &mut (impl AsyncBufRead + Unpin),
+) -> Result<T, HelloError> {
     let line = tokio::time::timeout(HELLO_TIMEOUT, read_line(io))
         .await
         .map_err(|_| HelloError::Timeout)??;
-    let hello: SandboxHello = serde_json::from_slice(&line).map_err(HelloError::Invalid)?;
-    if hello.version != VERSION {
-        return Err(HelloError::VersionMismatch {
-            uid: hello.uid,
-            theirs: hello.version,
-        });
-    }
-    Ok(hello)
+    serde_json::from_slice(&line).map_err(HelloError::Invalid)
 }
 
 async fn read_line(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Vec<u8>, HelloError> {
@@ -108,6 +124,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, BufReader};
 
     use super::*;
+    use crate::{SandboxCredential, SandboxId};
 
     /// The hello in `sent`, and the bytes after it.
     fn received(sent: &[u8], buffer: usize) -> Result<(SandboxHello, Vec<u8>), HelloError> {
@@ -137,12 +154,17 @@ mod tests {
             rest: Vec<u8>,
             buffer in 1..999_usize,
         ) {
-            let hello = SandboxHello { version: VERSION, token, uid };
+            let hello = SandboxHello {
+                version: VERSION,
+                uid,
+                id: SandboxId::new("1"),
+                credential: SandboxCredential::LaunchToken(token),
+            };
             let mut sent = serde_json::to_vec(&hello).unwrap();
             sent.push(b'\n');
             sent.extend_from_slice(&rest);
             let (received, left) = received(&sent, buffer).unwrap();
-            prop_assert_eq!(received.token, hello.token);
+            prop_assert_eq!(received.credential, hello.credential);
             prop_assert_eq!(received.uid, hello.uid);
             prop_assert_eq!(left, rest);
         }

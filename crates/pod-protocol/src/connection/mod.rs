@@ -6,12 +6,16 @@
 //!
 //! ```text
 //!   sandbox: server.rs                           kubelet: client.rs
-//!   stay_connected ── connect ────────────────►  (its own listener)
-//!   serve          ── SandboxHello, one line ─►  accept ── authenticate ──► SandboxClient
+//!   stay_connected ── KubeletEndpoint ────────►  TransportListener
+//!   serve          ── SandboxHello, one line ─►  accept ── authenticate
+//!                  ◄─ SandboxWelcome, one line         └─► SandboxClient
 //!   SandboxService ◄─ HTTP/2 requests ─────────  put_bundle, stop, dismiss, retire, states, logs, exec, attach, port_forward
 //! ```
 //!
-//! `hello.rs` is the first line, `state_lines.rs` the framing of states, `shared_socket.rs` the shutdown, `server_streams.rs`
+//! The first connection shows the launch token, which is valid once. The kubelet then sends the sandbox a key of its own, which it
+//! shows on every later connection: what was handed over through the launcher is of no use afterwards.
+//!
+//! `transport.rs` is the Unix socket or TLS below, `hello.rs` the first line of each end, `state_lines.rs` the framing of states, `shared_socket.rs` the shutdown, `server_streams.rs`
 //! and `client_streams.rs` are the two ends of bidirectional requests. A sandbox runs on one thread and may use two
 //! megabytes in all, hence the small buffers on its side; an agent runs many tasks on many threads.
 //!
@@ -24,6 +28,7 @@ mod server;
 mod server_streams;
 mod shared_socket;
 mod state_lines;
+mod transport;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +39,10 @@ pub use client_streams::{PortForwardReader, SandboxSession};
 pub use hello::HelloError;
 pub use server::{
     LogByteStream, SandboxService, ServeEnd, StayConnectedEnd, serve, stay_connected,
+};
+pub use transport::{
+    AsyncStream, KubeletEndpoint, PendingStream, TransportIdentity, TransportListener,
+    TransportStream,
 };
 
 /// Limit of concurrent requests on one connection; users run hundreds of commands in one pod.

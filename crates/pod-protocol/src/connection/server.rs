@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
-use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,18 +18,22 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::shared_socket::SharedSocket;
+use super::transport::KubeletEndpoint;
 use super::{
     MAX_FRAME_SIZE, MAX_STREAMS, PING_INTERVAL, PING_TIMEOUT, hello, server_streams, state_lines,
 };
 use crate::streams::{FrameReader, FrameStream};
 use crate::usage::PodUsage;
-use crate::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop};
+use crate::{
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
+    Stop,
+};
 
 /// The first and the longest delay before the sandbox connects again.
 const RECONNECT_DELAY: Duration = Duration::from_millis(50);
@@ -109,13 +112,13 @@ pub enum ServeEnd {
     NoRequest,
 }
 
-/// Serves the kubelet at a Unix socket, and connects again each time the connection is lost, until `done` completes or no
-/// kubelet was reachable for `kubelet_timeout`. Must run in a `LocalSet`.
+/// Serves the kubelet, and connects again each time the connection is lost, until `done` completes or no kubelet was
+/// reachable for `kubelet_timeout`. The kubelet's welcome replaces the credential in `hello`. Must run in a `LocalSet`.
 ///
 /// After `done`, responses in progress are completed, above all the newest state.
 pub async fn stay_connected<S: SandboxService>(
-    socket: &Path,
-    hello: &SandboxHello,
+    kubelet: &KubeletEndpoint,
+    hello: &mut SandboxHello,
     service: Rc<S>,
     kubelet_timeout: Duration,
     done: impl Future<Output = ()>,
@@ -125,7 +128,7 @@ pub async fn stay_connected<S: SandboxService>(
     let mut delay = RECONNECT_DELAY;
     loop {
         let deadline = last_contact + kubelet_timeout;
-        match connect(socket, hello, &service, &mut done, deadline).await {
+        match connect(kubelet, hello, &service, &mut done, deadline).await {
             Ok(ServeEnd::Done) => return StayConnectedEnd::Done,
             Ok(ServeEnd::ConnectionLost) => {
                 tracing::debug!("connection to the kubelet lost");
@@ -148,13 +151,17 @@ pub async fn stay_connected<S: SandboxService>(
 
 /// Connects once, and serves the connection. Fails if no kubelet listens.
 async fn connect<S: SandboxService>(
-    socket: &Path,
-    hello: &SandboxHello,
+    kubelet: &KubeletEndpoint,
+    hello: &mut SandboxHello,
     service: &Rc<S>,
     done: impl Future<Output = ()>,
     deadline: Instant,
 ) -> io::Result<ServeEnd> {
-    let io = UnixStream::connect(socket).await?;
+    let mut done = pin!(done);
+    let io = tokio::select! {
+        connected = tokio::time::timeout_at(deadline, kubelet.connect()) => connected??,
+        () = &mut done => return Ok(ServeEnd::Done),
+    };
     let timeout = deadline.duration_since(Instant::now());
     Ok(serve_with_timeout(
         io,
@@ -167,10 +174,10 @@ async fn connect<S: SandboxService>(
 }
 
 /// Sends the hello on a new connection, and serves the kubelet's requests until the connection is lost or `done`
-/// completes. Must run in a `LocalSet`.
+/// completes. The kubelet's welcome replaces the credential in `hello`. Must run in a `LocalSet`.
 pub async fn serve<IO, S>(
     io: IO,
-    hello: &SandboxHello,
+    hello: &mut SandboxHello,
     service: Rc<S>,
     done: impl Future<Output = ()>,
 ) -> ServeEnd
@@ -182,8 +189,8 @@ where
 }
 
 async fn serve_with_timeout<IO, S>(
-    mut io: IO,
-    hello: &SandboxHello,
+    io: IO,
+    hello: &mut SandboxHello,
     service: Rc<S>,
     done: impl Future<Output = ()>,
     first_request_timeout: Duration,
@@ -207,12 +214,15 @@ where
 
     let timeout = tokio::time::sleep(first_request_timeout);
     let mut timeout = pin!(timeout);
-    let sent = tokio::select! {
-        sent = hello::send(&mut io, hello) => sent,
+    // Bytes after the welcome may be read with it, so the buffered reader is kept.
+    let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
+    let welcomed = tokio::select! {
+        welcomed = exchange_hello(&mut io, hello) => welcomed,
         () = &mut timeout => return ServeEnd::NoRequest,
         () = &mut done => return ServeEnd::Done,
     };
-    if sent.is_err() {
+    if let Err(error) = welcomed {
+        tracing::debug!(error = &error as &dyn std::error::Error, "kubelet did not welcome the sandbox");
         return ServeEnd::NoRequest;
     }
     let io = SharedSocket::new(io);
@@ -254,6 +264,21 @@ where
     };
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, shutdown).await;
     ServeEnd::Done
+}
+
+/// Sends the hello and waits for the welcome.
+async fn exchange_hello<IO: AsyncRead + AsyncWrite + Unpin>(
+    io: &mut BufReader<IO>,
+    hello: &mut SandboxHello,
+) -> Result<(), hello::HelloError> {
+    hello::send(io, hello)
+        .await
+        .map_err(hello::HelloError::Closed)?;
+    let welcome = hello::receive_welcome(io).await?;
+    if let Some(key) = welcome.key {
+        hello.credential = SandboxCredential::Key(key);
+    }
+    Ok(())
 }
 
 /// Runs hyper's tasks on the sandbox's thread.

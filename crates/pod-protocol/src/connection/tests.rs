@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use super::*;
 use crate::streams::{FrameReader, FrameStream};
 use crate::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
+    SandboxId, SandboxWelcome, Stop, VERSION,
 };
 
 /// A service that records its calls.
@@ -124,30 +125,38 @@ fn serial(state: &PodState) -> i64 {
 fn hello() -> SandboxHello {
     SandboxHello {
         version: VERSION,
-        token: "secret".to_owned(),
         uid: "1234".to_owned(),
+        id: SandboxId::new("1234/1"),
+        credential: SandboxCredential::LaunchToken("secret".to_owned()),
     }
 }
 
 fn bundle() -> Bundle {
     let mut bundle: Bundle = serde_json::from_value(serde_json::json!({
         "pod": {}, "containers": {}, "volumes": {}, "pull_credentials": [], "previous_statuses": [],
-        "node": { "name": "", "host_ips": [], "cluster_dns": [], "cluster_domain": "" }
+        "node": { "name": "", "cluster_dns": [], "cluster_domain": "" }
     }))
     .unwrap();
     bundle.node.name = "node1".to_owned();
     bundle
 }
 
-fn authenticate(hello: &SandboxHello) -> Option<String> {
-    (hello.token == "secret").then(|| format!("default/{}", hello.uid))
+/// Accepts the launch token, and then the key.
+fn authenticate(hello: &SandboxHello) -> Option<SandboxWelcome> {
+    match &hello.credential {
+        SandboxCredential::LaunchToken(token) if token == "secret" => Some(SandboxWelcome {
+            key: Some("key".to_owned()),
+        }),
+        SandboxCredential::Key(key) if key == "key" => Some(SandboxWelcome::default()),
+        _ => None,
+    }
 }
 
 /// A client of a service that is served until the test ends.
 async fn connect(pod: &Rc<RecordingService>) -> SandboxClient {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let pod = Rc::clone(pod);
-    tokio::task::spawn_local(async move { serve(theirs, &hello(), pod, pending()).await });
+    tokio::task::spawn_local(async move { serve(theirs, &mut hello(), pod, pending()).await });
     let (hello, client) = accept(ours, authenticate).await.unwrap();
     assert_eq!(hello.uid, "1234");
     client
@@ -290,7 +299,7 @@ async fn state_stream_ends_with_the_connection() {
         let serving = tokio::task::spawn_local({
             let pod = Rc::clone(&pod);
             async move {
-                serve(theirs, &hello(), pod, async {
+                serve(theirs, &mut hello(), pod, async {
                     let _ = end.await;
                 })
                 .await
@@ -315,7 +324,7 @@ async fn state_stream_ends_with_the_connection() {
         .await
         .unwrap();
         let error = client.dismiss().await.unwrap_err();
-        assert!(error.to_string().contains("default/1234"), "{error}");
+        assert!(error.to_string().contains("1234"), "{error}");
     })
     .await;
 }
@@ -324,12 +333,12 @@ async fn state_stream_ends_with_the_connection() {
 async fn unauthenticated_sandbox_is_rejected() {
     local(async {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let unknown = SandboxHello {
-            token: "guessed".to_owned(),
+        let mut unknown = SandboxHello {
+            credential: SandboxCredential::LaunchToken("guessed".to_owned()),
             ..hello()
         };
         let serving = tokio::task::spawn_local(async move {
-            serve(theirs, &unknown, RecordingService::new(), pending()).await
+            serve(theirs, &mut unknown, RecordingService::new(), pending()).await
         });
         let error = accept(ours, authenticate).await.unwrap_err();
         assert!(
@@ -385,15 +394,16 @@ async fn hello_must_be_short_valid_and_timely() {
 async fn invalid_http2_ends_the_connection() {
     local(async {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(b"{}\n").await.unwrap();
         ours.write_all(&[b'z'; 4096]).await.unwrap();
         assert_eq!(
-            serve(theirs, &hello(), RecordingService::new(), pending()).await,
+            serve(theirs, &mut hello(), RecordingService::new(), pending()).await,
             ServeEnd::NoRequest
         );
         let mut sent = Vec::new();
         // The unread input makes it a reset.
         let _ = ours.read_to_end(&mut sent).await;
-        assert!(sent.starts_with(b"{\"version\":1"));
+        assert!(sent.starts_with(b"{\"version\":2"));
     })
     .await;
 }
@@ -403,7 +413,7 @@ async fn killed_sandbox_breaks_log_streams() {
     local(async {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let serving = tokio::task::spawn_local(async move {
-            serve(theirs, &hello(), RecordingService::new(), pending()).await
+            serve(theirs, &mut hello(), RecordingService::new(), pending()).await
         });
         let (_, client) = accept(ours, authenticate).await.unwrap();
         let query = LogQuery {
@@ -420,7 +430,7 @@ async fn killed_sandbox_breaks_log_streams() {
                 None => panic!("a truncated log ended without an error"),
             }
         };
-        assert!(error.to_string().contains("default/1234"), "{error}");
+        assert!(error.to_string().contains("1234"), "{error}");
     })
     .await;
 }
@@ -443,7 +453,12 @@ async fn sandbox_reconnects_to_a_new_kubelet() {
                 let end = async {
                     let _ = end.await;
                 };
-                stay_connected(&socket, &hello(), pod, Duration::from_secs(60), end).await
+                let kubelet = KubeletEndpoint::Unix(socket);
+                let mut hello = hello();
+                let end = stay_connected(&kubelet, &mut hello, pod, Duration::from_secs(60), end);
+                let end = end.await;
+                assert_eq!(hello.credential, SandboxCredential::Key("key".to_owned()));
+                end
             }
         });
         // At first no kubelet listens.
@@ -469,13 +484,13 @@ async fn sandbox_reconnects_to_a_new_kubelet() {
 #[tokio::test(start_paused = true)]
 async fn sandbox_gives_up_without_a_kubelet() {
     let until_lost = |socket: &Path| {
-        let socket = socket.to_owned();
+        let kubelet = KubeletEndpoint::Unix(socket.to_owned());
         async move {
             let begun = Instant::now();
             let timeout = Duration::from_secs(90);
             let end = stay_connected(
-                &socket,
-                &hello(),
+                &kubelet,
+                &mut hello(),
                 RecordingService::new(),
                 timeout,
                 pending(),
@@ -555,4 +570,88 @@ async fn forwarded_port_directions_end_separately() {
         served.await.unwrap();
     })
     .await;
+}
+
+/// The certificates of a kubelet and of a sandbox, each with the CA of the other.
+fn identities(name: &str) -> (TransportIdentity, TransportIdentity) {
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let mut ca = rcgen::CertificateParams::new(vec![]).unwrap();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let identity = || {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        TransportIdentity {
+            ca_pem: ca_pem.clone(),
+            cert_pem: leaf.signed_by(&key, &issuer).unwrap().pem(),
+            key_pem: key.serialize_pem(),
+        }
+    };
+    (identity(), identity())
+}
+
+async fn tls_listener(identity: &TransportIdentity) -> (TransportListener, std::net::SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (TransportListener::tls(listener, identity).unwrap(), address)
+}
+
+#[tokio::test]
+async fn connection_works_over_mutual_tls() {
+    local(async {
+        let (kubelet, sandbox) = identities("kubelet");
+        let (listener, address) = tls_listener(&kubelet).await;
+        let endpoint = KubeletEndpoint::Tls {
+            addresses: vec![address],
+            server_name: "kubelet".to_owned(),
+            identity: sandbox,
+        };
+        let pod = RecordingService::new();
+        let (done, end) = oneshot::channel::<()>();
+        let staying = tokio::task::spawn_local({
+            let pod = Rc::clone(&pod);
+            async move {
+                let end = async {
+                    let _ = end.await;
+                };
+                stay_connected(&endpoint, &mut hello(), pod, Duration::from_secs(60), end).await
+            }
+        });
+        for credential in ["LaunchToken", "Key"] {
+            let stream = listener.accept().await.unwrap().establish().await.unwrap();
+            let (hello, client) = accept(stream, authenticate).await.unwrap();
+            assert_eq!(format!("{:?}", hello.credential), credential);
+            client.put_bundle(&bundle()).await.unwrap();
+        }
+        assert_eq!(*pod.calls.borrow(), ["bundle for node1", "bundle for node1"]);
+        done.send(()).unwrap();
+        assert_eq!(staying.await.unwrap(), StayConnectedEnd::Done);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn certificates_of_another_ca_are_rejected() {
+    let (kubelet, _) = identities("kubelet");
+    let (_, stranger) = identities("kubelet");
+    let (listener, address) = tls_listener(&kubelet).await;
+    let endpoint = |identity| KubeletEndpoint::Tls {
+        addresses: vec![address],
+        server_name: "kubelet".to_owned(),
+        identity,
+    };
+    // The sandbox does not trust the kubelet.
+    let accepted = async { listener.accept().await.unwrap().establish().await };
+    let connecting = endpoint(stranger.clone());
+    let (accepted, connected) = tokio::join!(accepted, connecting.connect());
+    assert!(accepted.is_err() && connected.is_err());
+    // The kubelet does not trust the sandbox.
+    let accepted = async { listener.accept().await.unwrap().establish().await };
+    let connecting = endpoint(TransportIdentity {
+        ca_pem: kubelet.ca_pem.clone(),
+        ..stranger
+    });
+    let (accepted, _) = tokio::join!(accepted, connecting.connect());
+    assert!(accepted.is_err());
 }

@@ -21,7 +21,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
         self.create_namespaces(&bundle, &spec).await?;
         self.create_cgroup(&bundle, &spec)
             .map_err(|error| sandbox_problem(format!("cannot create the pod's cgroup: {error}")))?;
-        self.join_network(&bundle, &spec).await?;
+        self.join_network(&spec).await?;
         self.open_host_ports(&spec).await?;
         self.create_volumes(&bundle, &spec).await?;
         self.write_etc(&bundle).map_err(|error| {
@@ -106,11 +106,12 @@ impl<S: NodeServices> LinuxRuntime<S> {
         Ok(())
     }
 
-    async fn join_network(&self, bundle: &Bundle, spec: &PodSpec) -> Result<(), Problem> {
+    async fn join_network(&self, spec: &PodSpec) -> Result<(), Problem> {
         if self.addresses.get().is_some() {
             return Ok(());
         }
-        let host_ips = bundle.node.host_ips.clone();
+        let host_ips = self.services.host_ips();
+        let host_ips: Vec<_> = host_ips.iter().map(ToString::to_string).collect();
         let pod_ips = if spec.host_network == Some(true) {
             host_ips.iter().take(1).cloned().collect()
         } else {
@@ -250,7 +251,7 @@ mod tests {
                     );
                     send_event(&inner, serial, &reply, &[]);
                 };
-                let (joined, ()) = tokio::join!(runtime.join_network(&bundle, &spec), reply);
+                let (joined, ()) = tokio::join!(runtime.join_network(&spec), reply);
                 assert_eq!(joined.is_ok(), works, "{joined:?}");
             }
             assert_eq!(services.attachments.get(), 1);

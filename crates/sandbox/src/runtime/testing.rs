@@ -31,6 +31,10 @@ pub struct RecordingServices {
 }
 
 impl NodeServices for RecordingServices {
+    fn host_ips(&self) -> Vec<std::net::IpAddr> {
+        vec![[10, 0, 0, 1].into()]
+    }
+
     async fn ensure_image(
         &self,
         _: &ImageRequest,

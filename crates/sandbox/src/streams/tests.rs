@@ -17,7 +17,8 @@ use pod_protocol::streams::{
     BLOCK_SIZE, FrameKind, FrameReader, FrameStream, SessionEnd, StreamFrame, TtySize, encode_frame,
 };
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxHello, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
+    SandboxId, SandboxWelcome, Stop, VERSION,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -84,20 +85,21 @@ fn not_found() -> Problem {
 fn hello() -> SandboxHello {
     SandboxHello {
         version: VERSION,
-        token: String::new(),
         uid: "1234".to_owned(),
+        id: SandboxId::new("1234/1"),
+        credential: SandboxCredential::LaunchToken(String::new()),
     }
 }
 
-fn accept_any(hello: &SandboxHello) -> Option<String> {
-    Some(hello.uid.clone())
+fn accept_any(_: &SandboxHello) -> Option<SandboxWelcome> {
+    Some(SandboxWelcome::default())
 }
 
 /// A client of a pod that is served until the test ends.
 async fn connect() -> SandboxClient {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let pod = FakePod::new(None);
-    tokio::task::spawn_local(async move { serve(theirs, &hello(), pod, pending()).await });
+    tokio::task::spawn_local(async move { serve(theirs, &mut hello(), pod, pending()).await });
     accept(ours, accept_any).await.unwrap().1
 }
 
@@ -365,7 +367,7 @@ async fn followed_log_is_complete_when_the_sandbox_exits() {
             let end = async {
                 let _ = end.await;
             };
-            serve(theirs, &hello(), FakePod::new(Some(logs)), end).await
+            serve(theirs, &mut hello(), FakePod::new(Some(logs)), end).await
         });
         let (_, client) = accept(ours, accept_any).await.unwrap();
         let query = LogQuery {

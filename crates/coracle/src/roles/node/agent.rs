@@ -1,6 +1,6 @@
 //! The agent: enrols with the leader, runs the kubelet, and shuts down in order.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use cluster::enrolment::{
 use control_plane::pki::{KUBELET_CLIENT, TlsIdentity};
 use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
+use pod_protocol::connection::{KubeletEndpoint, TransportListener};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -23,8 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hub::NodeHub;
 use super::image_gc;
-use super::image_list::ImageList;
-use super::launch::NodeLauncher;
+use super::launch::{NodeLauncher, one_per_family};
 use crate::guard::EXIT_HANDED_OVER;
 use crate::node_dir::{self, NodeDir};
 use crate::settings;
@@ -89,14 +89,17 @@ pub async fn run(
     let port = listener.local_addr()?.port();
     let config = node_config(&node, &identity, addresses, port, &node_dir)?;
     let hub = node_hub(&identity, &node_dir);
+    let sandbox_socket = node_dir::kubelet_socket(&node_dir.dir);
     let launcher = Arc::new(NodeLauncher {
+        kubelet: KubeletEndpoint::Unix(sandbox_socket.clone()),
         node_dir: node_dir.clone(),
         hub: hub.clone(),
         store: images::ImageStore::default_path()
             .context("no directory for images: neither XDG_DATA_HOME nor HOME is set")?,
         pods_cgroup,
-        images: ImageList::default(),
-        snapshotter: tokio::sync::OnceCell::new(),
+        images: Arc::default(),
+        snapshotter: Arc::default(),
+        host_ips: one_per_family(&config.internal_ips),
         job: identity.response.job.0,
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
@@ -121,6 +124,8 @@ pub async fn run(
         config.stream_idle_timeout,
         stop.clone(),
     ));
+    let sandbox_listener = TransportListener::bind_unix(&sandbox_socket)
+        .with_context(|| format!("cannot listen on {}", sandbox_socket.display()))?;
     let network = kubelet::NetworkStateSender::default();
     let states = network.subscribe();
     let (registered_sender, registered) = oneshot::channel();
@@ -129,6 +134,7 @@ pub async fn run(
         client,
         config,
         launcher.clone(),
+        sandbox_listener,
         network,
         pods,
         registered_sender,
@@ -451,7 +457,7 @@ fn node_hub(identity: &NodeIdentity, node_dir: &NodeDir) -> Arc<NodeHub> {
 fn node_config(
     node: &str,
     identity: &NodeIdentity,
-    addresses: Vec<std::net::IpAddr>,
+    addresses: Vec<IpAddr>,
     kubelet_port: u16,
     node_dir: &NodeDir,
 ) -> anyhow::Result<NodeConfig> {
@@ -481,7 +487,7 @@ fn node_config(
             response.kubernetes_version, COMPATIBLE_VERSION
         ),
         scratch_dir,
-        node_dir: node_dir.dir.clone(),
+        local_volumes_dir: node_dir::local_volumes(&node_dir.dir),
         node_key: node_dir.key.clone(),
         launcher: match response.pods_as_steps {
             true => LauncherKind::Step,

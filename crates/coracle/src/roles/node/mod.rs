@@ -5,10 +5,10 @@
 //! ([`SavedIdentity`]).
 
 mod agent;
-mod hub;
+pub mod hub;
 mod image_gc;
 mod image_list;
-mod launch;
+pub mod launch;
 mod process_limit;
 
 use console::{FailureCode, print_stderr};
@@ -26,6 +26,7 @@ use crate::guard::{self, EXIT_HANDED_OVER, GuardPolicy, GuardedProcess};
 use crate::node_dir::{self, NodeDir};
 use crate::pod_lock;
 use crate::roles::janitor;
+use crate::sealed_program;
 use crate::settings;
 use cluster::AGENT_FAILED;
 use cluster::enrolment::{COMPATIBLE_VERSION, JoinConfig, SavedIdentity, clock_problem, unix_time};
@@ -33,29 +34,14 @@ use cluster::enrolment::{COMPATIBLE_VERSION, JoinConfig, SavedIdentity, clock_pr
 /// How long the guard of an agent that has just exited may still hold the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The name of our processes (`comm`).
-const PROCESS_NAME: &std::ffi::CStr = c"coracle";
-
 /// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
     carry::remove();
-    run_from_sealed_copy();
+    sealed_program::run_from_sealed_copy();
     run_agent().or_else(|error| {
         report_failure(&error);
         Ok(ExitCode::from(FailureCode::NotStarted as u8))
     })
-}
-
-/// Re-executes this program from a sealed copy (memfd), as the hub and sandboxes do then too, because containers could modify the
-/// executable of a process that enters them (CVE-2019-5736). If that fails, the container runtime still refuses to execute it.
-fn run_from_sealed_copy() {
-    if linux::sealed::is_sealed().is_ok_and(|sealed| sealed) {
-        // After execution from a memfd, `comm` is a descriptor's number.
-        let _ = rustix::thread::set_name(PROCESS_NAME);
-        return;
-    }
-    let error = linux::sealed::reexec_from_copy(&PROCESS_NAME.to_string_lossy());
-    tracing::warn!(%error, "cannot run from a sealed copy of this program");
 }
 
 /// Prints one line that the leader recognises in srun's output.

@@ -22,6 +22,7 @@ mod puller;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, Write};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,8 +32,10 @@ use std::time::Duration;
 use anyhow::Context;
 use linux::clone::{CloneResult, NewNamespaces};
 use network::hub::HubNamespaces;
-use pod_protocol::connection::{SandboxService, StayConnectedEnd, stay_connected};
-use pod_protocol::{PodState, SandboxHello, VERSION};
+use pod_protocol::connection::{
+    KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected,
+};
+use pod_protocol::{PodState, SandboxCredential, SandboxHello, SandboxId, VERSION};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::lifecycle::checkpoint;
@@ -63,8 +66,12 @@ pub const FAILED_PREFIX: &str = "coracle-sandbox failed: ";
 pub struct SandboxConfig {
     /// The pod's uid.
     pub uid: String,
-    /// Authenticates the sandbox to the kubelet.
+    /// Where the sandbox connects to its kubelet.
+    pub kubelet: KubeletEndpoint,
+    /// Authenticates the sandbox's first connection to the kubelet.
     pub token: String,
+    /// The host's addresses, at most one per family, the preferred one first.
+    pub host_ips: Vec<IpAddr>,
     /// The pod shares the host's pid namespace.
     pub host_pid: bool,
     /// The sandbox is a step: the agent is not its parent, and waits for a report on standard output.
@@ -95,8 +102,13 @@ impl SandboxConfig {
     }
 
     fn pod_dir(&self) -> PathBuf {
-        self.node_dir.join("pods").join(&self.uid)
+        node_dir::pod(&self.node_dir, &self.uid)
     }
+}
+
+/// The id of the sandbox of pod `uid` with this process, on its node.
+pub fn sandbox_id(uid: &str, pid: i32) -> SandboxId {
+    SandboxId::new(format!("{uid}/{pid}"))
 }
 
 /// Entry point of the role.
@@ -266,18 +278,19 @@ async fn run_pod(
     pod_dirs: PodDirs,
     processes: SandboxProcesses,
 ) -> anyhow::Result<ExitCode> {
-    let hello = SandboxHello {
+    let mut hello = SandboxHello {
         version: VERSION,
-        token: config.token.clone(),
         uid: config.uid.clone(),
+        id: sandbox_id(&config.uid, std::process::id().cast_signed()),
+        credential: SandboxCredential::LaunchToken(config.token.clone()),
     };
-    let kubelet = node_dir::kubelet_socket(&config.node_dir);
+    let kubelet = config.kubelet.clone();
     let (dir, memory) = (config.pod_dir(), pod_dirs.memory.clone());
     let node_dir = config.node_dir.clone();
     let pod = Rc::new(SandboxPod::new(config, pod_dirs, processes));
     let end = loop {
         let dismissed = pod.dismissed();
-        let end = stay_connected(&kubelet, &hello, pod.clone(), AGENT_TIMEOUT, dismissed).await;
+        let end = stay_connected(&kubelet, &mut hello, pod.clone(), AGENT_TIMEOUT, dismissed).await;
         // As long as the agent's guard runs, there will be an agent again.
         if end == StayConnectedEnd::Done || !node_dir::is_guarded(&node_dir) {
             break end;

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,6 +36,7 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 /// The resources of this node for one pod.
 pub struct LocalNodeServices {
     puller: ImagePuller,
+    host_ips: Vec<IpAddr>,
     uid: String,
     hub_socket: PathBuf,
     store: PathBuf,
@@ -61,6 +63,7 @@ impl LocalNodeServices {
         Self {
             puller,
             changes: (changed, tokio::sync::Mutex::new(changes)),
+            host_ips: config.host_ips.clone(),
             uid: config.uid.clone(),
             hub_socket: node_dir::hub_sockets(&config.node_dir).outside,
             store: config.store.clone(),
@@ -119,6 +122,10 @@ impl LocalNodeServices {
 }
 
 impl NodeServices for LocalNodeServices {
+    fn host_ips(&self) -> Vec<IpAddr> {
+        self.host_ips.clone()
+    }
+
     async fn ensure_image(
         &self,
         request: &ImageRequest,

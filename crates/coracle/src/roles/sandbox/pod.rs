@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
-use pod_protocol::{AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, Stop};
+use pod_protocol::{
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop,
+};
 use sandbox::lifecycle::checkpoint::Checkpoint;
 use sandbox::lifecycle::{self, LifecycleHandle};
 use sandbox::logs::LogDir;
@@ -42,6 +45,8 @@ pub struct SandboxPod {
     keeps_logs: Cell<bool>,
     /// Each log stream holds a clone.
     readers: Arc<()>,
+    /// Facts about this machine, for the kubelet.
+    host: HostFacts,
     /// The sandbox is a step, whose resources other pods may wait for.
     is_step: bool,
 }
@@ -70,6 +75,10 @@ struct PendingPod {
 impl SandboxPod {
     /// A pod without a bundle.
     pub fn new(config: SandboxConfig, pod_dirs: PodDirs, processes: SandboxProcesses) -> Self {
+        let host = HostFacts {
+            host_ips: config.host_ips.clone(),
+            started_at: Some(Timestamp::now()),
+        };
         Self {
             is_step: config.is_step,
             logs: LogDir::new(&pod_dirs.logs),
@@ -81,7 +90,11 @@ impl SandboxPod {
                 stop: None,
             }))),
             runtime: OnceCell::new(),
-            state: watch::Sender::new(PodState::default()),
+            state: watch::Sender::new(PodState {
+                host: host.clone(),
+                ..PodState::default()
+            }),
+            host,
             dismissed: Rc::default(),
             keeps_logs: Cell::new(false),
             readers: Arc::default(),
@@ -170,10 +183,14 @@ impl SandboxPod {
             });
         });
         let (mut lifecycle_state, state) = (lifecycle.state(), self.state.clone());
+        let host = self.host.clone();
         tokio::task::spawn_local(async move {
             loop {
                 let now = lifecycle_state.borrow_and_update().clone();
-                state.send_replace(now);
+                state.send_replace(PodState {
+                    host: host.clone(),
+                    ..now
+                });
                 if lifecycle_state.changed().await.is_err() {
                     return;
                 }

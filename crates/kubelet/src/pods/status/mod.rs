@@ -10,8 +10,6 @@ mod phase;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
-
 use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -40,8 +38,6 @@ pub(crate) struct StatusInputs<'a> {
     pub previous: &'a PodStatus,
     /// The pod is being deleted or stopped: no container will be restarted.
     pub terminating: bool,
-    /// The node's addresses, the preferred one first.
-    pub host_ips: &'a [IpAddr],
     /// Why the resources in the spec are not allocated yet.
     pub pending_resize: Option<&'a Problem>,
 }
@@ -128,20 +124,17 @@ pub(crate) fn pod_status(inputs: &StatusInputs, now: Timestamp) -> PodStatus {
     };
     conditions.extend(further.map(|condition| with_transition_time(condition, before, now)));
 
-    let pod_ips = pod_ips(inputs);
+    let host_ips = host_ips(inputs);
+    let pod_ips = pod_ips(inputs, &host_ips);
+    let reported_start = state.and_then(|state| state.host.started_at).map(Time);
     PodStatus {
         phase: Some(phase.as_str().to_owned()),
         reason,
         message,
-        start_time: previous.start_time.clone().or(Some(Time(now))),
-        host_ip: inputs.host_ips.first().map(ToString::to_string),
-        host_ips: Some(
-            inputs
-                .host_ips
-                .iter()
-                .map(|ip| HostIP { ip: ip.to_string() })
-                .collect(),
-        ),
+        // The first sandbox's start: the pod's deadline counts from it.
+        start_time: previous.start_time.clone().or(reported_start),
+        host_ip: host_ips.first().cloned(),
+        host_ips: non_empty(host_ips.into_iter().map(|ip| HostIP { ip }).collect()),
         pod_ip: pod_ips.first().cloned(),
         pod_ips: Some(pod_ips.into_iter().map(|ip| PodIP { ip }).collect()),
         qos_class: pod.status.as_ref().and_then(|s| s.qos_class.clone()),
@@ -317,13 +310,23 @@ fn disruption_target(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
     })
 }
 
-fn pod_ips(inputs: &StatusInputs) -> Vec<String> {
+/// The addresses of the machine on which the pod's sandbox runs.
+fn host_ips(inputs: &StatusInputs) -> Vec<String> {
+    let reported = inputs.state.map(|state| &state.host.host_ips);
+    match reported.filter(|ips| !ips.is_empty()) {
+        Some(ips) => ips.iter().map(ToString::to_string).collect(),
+        None => {
+            let before = inputs.previous.host_ips.iter().flatten();
+            before.map(|host| host.ip.clone()).collect()
+        }
+    }
+}
+
+fn pod_ips(inputs: &StatusInputs, host_ips: &[String]) -> Vec<String> {
     let reported = inputs.state.map(|state| state.pod_ips.clone());
     match reported {
         Some(ips) if !ips.is_empty() => ips,
-        _ if uses_host_network(inputs.pod) => {
-            inputs.host_ips.iter().map(ToString::to_string).collect()
-        }
+        _ if uses_host_network(inputs.pod) => host_ips.to_vec(),
         _ => {
             let before = inputs.previous.pod_ips.iter().flatten();
             before.map(|ip| ip.ip.clone()).collect()

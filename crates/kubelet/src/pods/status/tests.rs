@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use pod_protocol::{PodState, Problem};
+use pod_protocol::{HostFacts, PodState, Problem};
 use serde_json::{Value, json};
 
 use super::*;
@@ -138,13 +138,18 @@ fn finished(state: PodState) -> PodState {
 }
 
 fn generated(pod: &Pod, state: Option<&PodState>, previous: &PodStatus) -> PodStatus {
-    let host_ips = ["10.0.0.1".parse().unwrap()];
+    let state = state.cloned().map(|state| PodState {
+        host: HostFacts {
+            host_ips: vec!["10.0.0.1".parse().unwrap()],
+            started_at: Some(now()),
+        },
+        ..state
+    });
     let inputs = StatusInputs {
         pod,
-        state,
+        state: state.as_ref(),
         previous,
         terminating: false,
-        host_ips: &host_ips,
         pending_resize: None,
     };
     pod_status(&inputs, now())
@@ -471,14 +476,12 @@ fn status_never_goes_back() {
 fn transition_times_change_only_with_status() {
     let pod = one_container("Always");
     let first = status(&pod, &state(vec![running("a")]));
-    let host_ips = [];
     let state = state(vec![unready("a")]);
     let inputs = StatusInputs {
         pod: &pod,
         state: Some(&state),
         previous: &first,
         terminating: false,
-        host_ips: &host_ips,
         pending_resize: None,
     };
     let later: Timestamp = "2026-01-01T00:02:00Z".parse().unwrap();
@@ -545,7 +548,7 @@ fn reason_stays_with_terminal_phase() {
 #[test]
 fn pod_with_host_network_has_host_address() {
     let pod = pod(json!({ "hostNetwork": true, "containers": [{ "name": "a" }] }));
-    let status = generated(&pod, None, &PodStatus::default());
+    let status = status(&pod, &PodState::default());
     assert_eq!(status.pod_ip.as_deref(), Some("10.0.0.1"));
 }
 
@@ -577,13 +580,11 @@ fn lost_sandbox_terminates_running_containers() {
 
     let pod = one_container("Never");
     let before = status(&pod, &state(vec![running("a")]));
-    let host_ips = [];
     let inputs = StatusInputs {
         pod: &pod,
         state: None,
         previous: &before,
         terminating: false,
-        host_ips: &host_ips,
         pending_resize: None,
     };
     insta::assert_json_snapshot!(terminal_status(&inputs, None, now()));
@@ -601,7 +602,6 @@ fn lost_uninitialized_pod_has_no_terminated_containers() {
         state: None,
         previous: &before,
         terminating: true,
-        host_ips: &[],
         pending_resize: None,
     };
     let status = terminal_status(&inputs, None, now());
@@ -680,8 +680,7 @@ fn resize_condition_stays_until_resize_is_done() {
             state: Some(&state),
             previous: &PodStatus::default(),
             terminating: false,
-            host_ips: &[],
-            pending_resize: resize,
+                pending_resize: resize,
         };
         let status = pod_status(&inputs, Timestamp::UNIX_EPOCH);
         let conditions = status.conditions.unwrap().into_iter();

@@ -95,8 +95,8 @@ struct SyncLoop {
     shared: Arc<Shared>,
     /// By uid.
     workers: HashMap<String, WorkerHandle>,
-    /// Each returns the uid of its pod.
-    tasks: JoinSet<String>,
+    /// Each returns the uid of its pod, if it was that of a pod.
+    tasks: JoinSet<Option<String>>,
     /// Sandboxes that connected before their pod was received.
     early_sandboxes: HashMap<String, IncomingSandbox>,
     /// All pods were received once, so that a sandbox without a pod is an orphan.
@@ -136,30 +136,14 @@ impl SyncLoop {
         // Also removes pods whose worker has ended.
         self.shared.pod_manager.retain(&listed);
         if !self.synced {
-            self.remove_orphaned_dirs();
+            let shared = Arc::clone(&self.shared);
+            let known = self.workers.keys().chain(self.early_sandboxes.keys());
+            let known = known.cloned().collect();
+            self.tasks.spawn(remove_orphaned_records(shared, known));
         }
         self.synced = true;
         for (_, sandbox) in std::mem::take(&mut self.early_sandboxes) {
             self.sandbox_connected(sandbox);
-        }
-    }
-
-    /// Removes the directories of pods that were deleted while no kubelet ran. A sandbox that is still running removes its own.
-    fn remove_orphaned_dirs(&mut self) {
-        let dir = self.shared.config.node_dir.join("pods");
-        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            let uid = entry.file_name().to_string_lossy().into_owned();
-            let is_known =
-                self.workers.contains_key(&uid) || self.early_sandboxes.contains_key(&uid);
-            if is_known || self.shared.launcher.find(&uid).is_some() {
-                continue;
-            }
-            tracing::info!(uid, "removing leftovers of deleted pod");
-            let shared = Arc::clone(&self.shared);
-            self.tasks.spawn(async move {
-                shared.remove_pod_dir(&uid).await;
-                uid
-            });
         }
     }
 
@@ -235,7 +219,7 @@ impl SyncLoop {
                 () = worker_task => {}
                 () = bundle_task => {}
             }
-            uid
+            Some(uid)
         });
     }
 
@@ -311,11 +295,13 @@ impl SyncLoop {
         }
     }
 
-    fn task_ended(&mut self, result: Result<String, tokio::task::JoinError>) {
+    fn task_ended(&mut self, result: Result<Option<String>, tokio::task::JoinError>) {
         match result {
-            Ok(uid) => {
+            Ok(None) => {}
+            Ok(Some(uid)) => {
                 self.workers.remove(&uid);
                 self.shared.network.remove_pod(&uid);
+                self.shared.authenticator.forget(&uid);
                 self.retry_pending_resizes();
             }
             Err(error) => tracing::error!(
@@ -326,29 +312,39 @@ impl SyncLoop {
     }
 
     fn sandbox_connected(&mut self, sandbox: IncomingSandbox) {
-        match self.workers.get(&sandbox.uid) {
+        let uid = sandbox.hello.uid.clone();
+        match self.workers.get(&uid) {
             Some(worker) => {
                 let _ = worker.sandboxes.send(sandbox);
             }
             None if self.synced => {
-                tracing::info!(uid = sandbox.uid, "ending the sandbox of a deleted pod");
+                tracing::info!(uid, "ending the sandbox of a deleted pod");
                 let shared = Arc::clone(&self.shared);
                 self.tasks.spawn(end_orphan(shared, sandbox));
             }
             None => {
-                self.early_sandboxes.insert(sandbox.uid.clone(), sandbox);
+                self.early_sandboxes.insert(uid, sandbox);
             }
         }
     }
 }
 
+/// Removes the records of pods that were deleted while no kubelet ran. A sandbox that is still running removes its own.
+async fn remove_orphaned_records(shared: Arc<Shared>, known: HashSet<String>) -> Option<String> {
+    for uid in shared.launcher.records().uids().await {
+        let may_run = || async { !matches!(shared.launcher.find(&uid).await, Ok(None)) };
+        if known.contains(&uid) || shared.pod_manager.get(&uid).is_some() || may_run().await {
+            continue;
+        }
+        tracing::info!(uid, "removing leftovers of deleted pod");
+        shared.remove_records(&uid).await;
+    }
+    None
+}
+
 /// Ends the sandbox of a deleted pod. Returns the pod's uid.
-async fn end_orphan(shared: Arc<Shared>, sandbox: IncomingSandbox) -> String {
-    let IncomingSandbox {
-        uid,
-        client,
-        process,
-    } = sandbox;
+async fn end_orphan(shared: Arc<Shared>, sandbox: IncomingSandbox) -> Option<String> {
+    let IncomingSandbox { hello, client } = sandbox;
     let stop = Stop {
         grace_seconds: ORPHAN_GRACE_SECONDS,
         failure: None,
@@ -370,13 +366,13 @@ async fn end_orphan(shared: Arc<Shared>, sandbox: IncomingSandbox) -> String {
             error = &error as &dyn std::error::Error,
             "cannot dismiss the sandbox of a deleted pod: killing it"
         );
-        if let Some(mut process) = process {
-            process.kill();
-            process.exited().await;
-            shared.remove_pod_dir(&uid).await;
+        if let Ok(Some(mut sandbox)) = shared.launcher.adopt(&hello.id).await {
+            sandbox.kill();
+            sandbox.ended().await;
+            shared.remove_records(&hello.uid).await;
         }
     }
-    uid
+    Some(hello.uid)
 }
 
 /// Whether a kubelet has admitted the pod before: then its status has a start time.

@@ -30,7 +30,7 @@ fn start(fixture: &mut Fixture, uid: &'static str) -> (oneshot::Sender<Instant>,
     let mut connections = fixture.connections.take().unwrap();
     tokio::task::spawn_local(async move {
         while let Some(mut sandbox) = connections.recv().await {
-            sandbox.uid = uid.to_owned();
+            sandbox.hello.uid = uid.to_owned();
             let _ = connected.send(sandbox);
         }
     });
@@ -138,18 +138,19 @@ fn shutdown_ends_when_pods_have_ended() {
 }
 
 #[test]
-fn directories_of_deleted_pods_are_removed() {
+fn records_of_deleted_pods_are_removed() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod());
-        let pods = fixture.shared.config.node_dir.join("pods");
-        for uid in ["u", "orphaned"] {
-            std::fs::create_dir_all(pods.join(uid).join("volumes")).unwrap();
-        }
+        let records = Arc::clone(&fixture.launcher.records);
+        *records.uids.lock().unwrap() = vec!["u".to_owned(), "orphaned".to_owned()];
         let _sync_loop = start(&mut fixture, "u");
-        fixture
-            .wait_for(|_| (!pods.join("orphaned").exists()).then_some(()))
+        let removed = fixture
+            .wait_for(|_| {
+                let removed = records.removed.lock().unwrap().clone();
+                (!removed.is_empty()).then_some(removed)
+            })
             .await;
-        assert!(pods.join("u").exists());
+        assert_eq!(removed, ["orphaned"]);
     });
 }
 
@@ -158,10 +159,8 @@ fn unreachable_orphaned_sandbox_is_killed() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod());
         fixture.api.lock().unwrap().deleted = true;
-        let dir = fixture.shared.config.node_dir.join("pods/another");
         let _sync_loop = start(&mut fixture, "another");
         tokio::time::sleep(Duration::from_secs(1)).await;
-        std::fs::create_dir_all(&dir).unwrap();
         let orphan = fixture.launcher.start();
         orphan.report(pod_protocol::PodState {
             containers: vec![Default::default()],
@@ -171,8 +170,10 @@ fn unreachable_orphaned_sandbox_is_killed() {
             .wait_for(|_| orphan.stops.lock().unwrap().first().cloned())
             .await;
         orphan.disconnect();
+        let records = Arc::clone(&fixture.launcher.records);
+        let is_removed = || !records.removed.lock().unwrap().is_empty();
         fixture
-            .wait_for(|_| (*orphan.killed.lock().unwrap() && !dir.exists()).then_some(()))
+            .wait_for(|_| (*orphan.killed.lock().unwrap() && is_removed()).then_some(()))
             .await;
     });
 }

@@ -10,16 +10,13 @@ use tokio::time::Instant;
 use super::Worker;
 use crate::pods::failure::deadline_exceeded;
 
-/// The start of the time that the deadline limits: `status.startTime` or, for a new pod, now.
-pub(super) fn active_since(pod: &Pod) -> Instant {
-    let status = pod.status.as_ref();
-    let started = status.and_then(|status| status.start_time.as_ref());
-    let age = started.map_or(Duration::ZERO, |started| {
-        let age = Timestamp::now().duration_since(started.0);
-        Duration::try_from(age).unwrap_or(Duration::ZERO)
-    });
+/// The start of the time that the deadline limits: `status.startTime`; `None` for a pod that has not started.
+pub(super) fn active_since(pod: &Pod) -> Option<Instant> {
+    let started = pod.status.as_ref()?.start_time.as_ref()?;
+    let age = Timestamp::now().duration_since(started.0);
+    let age = Duration::try_from(age).unwrap_or(Duration::ZERO);
     let now = Instant::now();
-    now.checked_sub(age).unwrap_or(now)
+    Some(now.checked_sub(age).unwrap_or(now))
 }
 
 /// Waits until a deadline. Never returns without one.
@@ -42,7 +39,7 @@ impl Worker {
         }
         let limit = self.pod.spec.as_ref()?.active_deadline_seconds?;
         let limit = Duration::from_secs(limit.try_into().unwrap_or(0));
-        self.active_since.checked_add(limit)
+        self.active_since?.checked_add(limit)
     }
 
     /// Ends the pod if its deadline has passed.

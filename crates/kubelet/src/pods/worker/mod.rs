@@ -40,7 +40,7 @@ use super::sandbox_listener::IncomingSandbox;
 use super::spec::{is_being_deleted, phase, uid};
 use super::status::{StatusInputs, pod_status, terminal_status};
 use super::status_manager::StatusManager;
-use super::{PodPhase, SandboxHandle, Shared};
+use super::{PodPhase, SandboxEnd, SandboxHandle, SandboxState, Shared};
 use crate::backoff::ExponentialBackoff;
 
 /// Time-out for the connection of a sandbox that an earlier kubelet started and whose process was not found. Sandboxes try to
@@ -102,9 +102,12 @@ pub(super) struct Worker {
     /// The status that was generated last.
     status: PodStatus,
     status_manager: StatusManager,
-    handle: Option<Box<dyn SandboxHandle>>,
-    /// The sandbox is not a child of this process: its exit is noticed by the end of its connection.
-    exit_is_polled: bool,
+    /// The sandbox that was launched or found, until it has ended. While there is one, no other is launched.
+    sandbox: Option<SandboxHandle>,
+    /// The sandbox was killed, and has not ended yet.
+    killed: bool,
+    /// The queue's reason that was reported last.
+    reported_queue_reason: Option<String>,
     connection: Option<SandboxConnection>,
     state: Option<PodState>,
     bundle: Option<Arc<ResolvedBundle>>,
@@ -116,8 +119,8 @@ pub(super) struct Worker {
     last_event_serial: u64,
     /// The node shuts down, and the pod has to end within this time.
     shutdown_seconds: Option<i64>,
-    /// The start of the time that `activeDeadlineSeconds` limits.
-    active_since: Instant,
+    /// The start of the time that `activeDeadlineSeconds` limits; `None` as long as the pod is queued.
+    active_since: Option<Instant>,
     /// Why this worker ends the pod: it is evicted, or its deadline has passed before a sandbox could enforce it.
     failure: Option<Problem>,
     evictions: watch::Receiver<BTreeMap<String, Problem>>,
@@ -163,8 +166,9 @@ impl Worker {
             pod,
             deleted: false,
             pending_resize,
-            handle: None,
-            exit_is_polled: false,
+            sandbox: None,
+            killed: false,
+            reported_queue_reason: None,
             connection: None,
             state: None,
             bundle: None,
@@ -186,7 +190,7 @@ impl Worker {
             }
             WorkerStart::Rejected(problem) => worker.reject(&problem),
             WorkerStart::Adopted => {
-                if !worker.find_sandbox() {
+                if !worker.find_sandbox().await {
                     worker.set_timer(ADOPTION_TIMEOUT, TimerKind::SandboxMissing);
                 }
             }
@@ -195,7 +199,7 @@ impl Worker {
             worker.wait_for_change(&mut inputs).await;
         }
         worker.shared.pod_manager.clear_sandbox(uid(&worker.pod));
-        worker.remove_pod_dir().await;
+        worker.remove_records().await;
     }
 
     /// Waits for the next change, and updates the worker's state.
@@ -217,9 +221,7 @@ impl Worker {
                 Some(state) => self.state_received(state),
                 None => self.sandbox_disconnected(),
             },
-            exit = sandbox_exit(&mut self.handle), if !self.exit_is_polled || self.connection.is_none() => {
-                self.sandbox_exited(&exit).await;
-            }
+            state = launcher_state(&mut self.sandbox) => self.launcher_state_changed(state).await,
             kind = timer_fires(self.timer) => {
                 self.timer = None;
                 self.timer_fired(kind).await;
@@ -277,7 +279,6 @@ impl Worker {
             state: self.state.as_ref(),
             previous: &self.status,
             terminating: self.is_terminating(),
-            host_ips: &self.shared.host_ips,
             pending_resize: self.pending_resize.as_ref(),
         }
     }
@@ -293,7 +294,7 @@ impl Worker {
 
     fn has_sandbox(&self) -> bool {
         self.connection.is_some()
-            || self.handle.is_some()
+            || self.sandbox.is_some()
             || self.timer_is(TimerKind::SandboxMissing)
     }
 
@@ -359,9 +360,9 @@ async fn next_state(connection: &mut Option<SandboxConnection>) -> Option<PodSta
     }
 }
 
-async fn sandbox_exit(handle: &mut Option<Box<dyn SandboxHandle>>) -> String {
-    match handle {
-        Some(handle) => handle.exited().await,
+async fn launcher_state(sandbox: &mut Option<SandboxHandle>) -> SandboxState {
+    match sandbox {
+        Some(sandbox) => sandbox.changed().await,
         None => std::future::pending().await,
     }
 }

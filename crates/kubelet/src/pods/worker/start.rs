@@ -7,15 +7,13 @@ use pod_protocol::Problem;
 use pod_protocol::connection::ConnectionError;
 use tokio::time::Instant;
 
-use super::{TimerKind, Worker};
+use super::{SandboxEnd, SandboxHandle, SandboxState, TimerKind, Worker};
 use crate::pods::LaunchRequest;
 use crate::pods::admission::pod_resources;
 use crate::pods::runtime_class;
 use crate::pods::spec::{full_name, name, namespace, uid};
 use crate::pods::status::rejected_status;
 
-/// How long a new sandbox may take to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A sandbox that was asked to stop is killed this long after the pod's grace period.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -41,24 +39,81 @@ impl Worker {
             .warning(&self.pod, &problem.reason, &problem.message);
     }
 
-    /// Looks for a running sandbox that an earlier kubelet has started and that has not connected yet. Returns whether there is one.
-    pub(super) fn find_sandbox(&mut self) -> bool {
-        let Some(handle) = self.shared.launcher.find(uid(&self.pod)) else {
-            return false;
-        };
-        self.exit_is_polled = handle.exit_is_polled();
-        self.handle = Some(handle);
-        self.set_timer(CONNECT_TIMEOUT, TimerKind::SandboxMissing);
-        true
+    /// Looks for a sandbox that an earlier kubelet has started and that has not connected yet. Returns `false` only if there is none.
+    pub(super) async fn find_sandbox(&mut self) -> bool {
+        match self.shared.launcher.find(uid(&self.pod)).await {
+            Ok(None) => false,
+            Ok(Some(sandbox)) => {
+                self.follow_sandbox(sandbox);
+                true
+            }
+            Err(error) => {
+                self.launch_failed(&format!("cannot look for a running sandbox: {error}"));
+                true
+            }
+        }
+    }
+
+    /// Takes the handle of a sandbox that was launched or found.
+    fn follow_sandbox(&mut self, sandbox: SandboxHandle) {
+        let state = sandbox.state();
+        self.sandbox = Some(sandbox);
+        self.killed = false;
+        self.observe_state(&state);
+    }
+
+    /// Limits the time until a running sandbox connects. The launcher limits the time until it runs.
+    fn observe_state(&mut self, state: &SandboxState) {
+        if !matches!(state, SandboxState::Queued { .. }) {
+            self.active_since.get_or_insert_with(Instant::now);
+        }
+        match state {
+            SandboxState::Running if self.connection.is_none() && !self.killed => {
+                let timeout = self.shared.launcher.timeouts().connect;
+                self.set_timer(timeout, TimerKind::SandboxMissing);
+            }
+            SandboxState::Queued { reason, .. }
+                if self.reported_queue_reason.as_ref() != Some(reason) =>
+            {
+                let message = match state {
+                    SandboxState::Queued {
+                        expected_start: Some(start),
+                        ..
+                    } => format!("waiting for resources: {reason}, expected to start at {start}"),
+                    _ => format!("waiting for resources: {reason}"),
+                };
+                self.shared.recorder.normal(&self.pod, "Queued", &message);
+                self.reported_queue_reason = Some(reason.clone());
+            }
+            _ => {}
+        }
+    }
+
+    /// The launcher has published a new state of the sandbox.
+    pub(super) async fn launcher_state_changed(&mut self, state: SandboxState) {
+        match state {
+            SandboxState::Ended(SandboxEnd::NotStarted(reason)) => {
+                self.sandbox = None;
+                self.bundle_sent = None;
+                self.timer = None;
+                // It was killed before it ran, because the pod has to end.
+                if !self.killed {
+                    self.launch_failed(&reason);
+                }
+            }
+            SandboxState::Ended(SandboxEnd::Exited(exit)) => self.sandbox_exited(&exit).await,
+            state => self.observe_state(&state),
+        }
     }
 
     pub(super) async fn launch_sandbox(&mut self) {
         // An earlier kubelet may have ended before it could report that it had launched one.
-        if self.find_sandbox() {
+        if self.find_sandbox().await {
             return;
         }
         if let Err(error) = runtime_class::check(&self.shared.client, &self.pod).await {
-            return self.launch_failed(&error);
+            self.active_since.get_or_insert_with(Instant::now);
+            return self.launch_failed(&with_sources(&error));
         }
         let request = LaunchRequest {
             uid: uid(&self.pod).to_owned(),
@@ -67,22 +122,16 @@ impl Worker {
             host_pid: self.pod.spec.as_ref().and_then(|spec| spec.host_pid) == Some(true),
             launcher: self.shared.launcher_kind(&self.pod),
             resources: pod_resources(&self.pod),
-            token: self.shared.config.node_key.token(uid(&self.pod)),
+            token: self.shared.authenticator.issue_token(uid(&self.pod)),
         };
-        match self.shared.launcher.launch(request).await {
-            Ok(handle) => {
-                self.exit_is_polled = handle.exit_is_polled();
-                self.handle = Some(handle);
-                self.bundle_sent = Some(false);
-                self.launched_at = Instant::now();
-                self.set_timer(CONNECT_TIMEOUT, TimerKind::SandboxMissing);
-            }
-            Err(error) => self.launch_failed(&error),
-        }
+        self.bundle_sent = Some(false);
+        self.launched_at = Instant::now();
+        let sandbox = self.shared.launcher.launch(request);
+        self.follow_sandbox(sandbox);
     }
 
-    fn launch_failed(&mut self, error: &dyn std::error::Error) {
-        let message = format!("Failed to create pod sandbox: {}", with_sources(error));
+    fn launch_failed(&mut self, reason: &str) {
+        let message = format!("Failed to create pod sandbox: {reason}");
         tracing::warn!(
             pod = full_name(&self.pod),
             message,

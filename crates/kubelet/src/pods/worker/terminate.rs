@@ -1,4 +1,4 @@
-//! How a worker ends a pod: stop request, deletion of the pod object, end of the sandbox, removal of the pod's directory.
+//! How a worker ends a pod: stop request, deletion of the pod object, end of the sandbox, removal of its records.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use pod_protocol::{Problem, Stop};
 
-use super::{TimerKind, Worker};
+use super::{SandboxHandle, TimerKind, Worker};
 use crate::api_call::call;
 use crate::pods::failure::node_shutdown;
 use crate::pods::spec::{full_name, grace_seconds, is_being_deleted, name, namespace, phase, uid};
 use crate::pods::status_manager::is_pod_deleted;
 
-/// A dismissed sandbox that has not exited after this time is killed.
+/// A dismissed sandbox that has not ended after this time is killed, and then awaited for this time again.
 const DISMISS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Worker {
@@ -42,11 +42,16 @@ impl Worker {
         self.shutdown_seconds.map(|_| node_shutdown())
     }
 
-    pub(super) fn kill_sandbox(&mut self) {
+    /// Kills the sandbox. The worker goes on when it has ended, or at once if there is none.
+    pub(super) async fn kill_sandbox(&mut self) {
         self.connection = None;
         self.timer = None;
-        if let Some(mut handle) = self.handle.take() {
-            handle.kill();
+        match &self.sandbox {
+            Some(sandbox) => {
+                self.killed = true;
+                sandbox.kill();
+            }
+            None => self.sandbox_lost().await,
         }
     }
 
@@ -90,7 +95,7 @@ impl Worker {
         let Some(connection) = connection.filter(|connection| !connection.retired) else {
             return;
         };
-        // From now on logs are read from the pod's directory.
+        // From now on logs are read from the pod's records.
         self.shared.pod_manager.clear_sandbox(uid(&self.pod));
         connection.retired = true;
         if let Err(error) = connection.client.retire().await {
@@ -111,26 +116,28 @@ impl Worker {
             // A finished sandbox was retired before, and has disconnected.
             None => self.sandbox_finished(),
         };
-        if let Some(mut handle) = self.handle.take() {
-            let exited = asked
-                && tokio::time::timeout(DISMISS_TIMEOUT, handle.exited())
-                    .await
-                    .is_ok();
-            if !exited {
-                tracing::warn!(
-                    pod = full_name(&self.pod),
-                    "sandbox does not exit: killing it"
-                );
-                handle.kill();
-            }
+        let Some(mut sandbox) = self.sandbox.take() else {
+            return;
+        };
+        if asked && ends_in_time(&mut sandbox).await {
+            return;
+        }
+        sandbox.kill();
+        if !ends_in_time(&mut sandbox).await {
+            tracing::warn!(pod = full_name(&self.pod), "sandbox does not end");
         }
     }
 
-    /// Removes the rest of the pod's directory: a sandbox cannot remove the directory in which it runs.
-    pub(super) async fn remove_pod_dir(self) {
+    /// Removes what the sandbox has left.
+    pub(super) async fn remove_records(self) {
         // When the node shuts down, its whole directory is removed.
         if self.shutdown_seconds.is_none() {
-            self.shared.remove_pod_dir(uid(&self.pod)).await;
+            self.shared.remove_records(uid(&self.pod)).await;
         }
     }
+}
+
+async fn ends_in_time(sandbox: &mut SandboxHandle) -> bool {
+    let ended = tokio::time::timeout(DISMISS_TIMEOUT, sandbox.ended());
+    ended.await.is_ok()
 }

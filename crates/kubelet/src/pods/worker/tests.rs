@@ -48,6 +48,7 @@ fn state(container: Value) -> PodState {
     fields.extend(container.as_object().unwrap().clone());
     let status: ContainerStatus = serde_json::from_value(status).unwrap();
     PodState {
+        host: crate::pods::fake::host(),
         sandbox_ready: true,
         pod_ips: vec!["100.64.0.5".to_owned()],
         containers: vec![status],
@@ -227,15 +228,13 @@ fn sandbox_of_terminated_step_is_retired() {
 fn force_deleted_pod_is_stopped_and_dismissed() {
     simulate(async {
         let (fixture, worker) = running_pod("Always").await;
-        let dir = fixture.shared.config.node_dir.join("pods/u");
-        std::fs::create_dir_all(dir.join("memory")).unwrap();
         fixture.force_delete();
         assert_eq!(wait_for_stop(&fixture, 0).await.grace_seconds, 30);
         let sandbox = fixture.sandbox(0).await;
         sandbox.report(finished(143));
         worker.await.unwrap();
         assert!(*sandbox.dismissed.lock().unwrap());
-        assert!(!dir.exists());
+        assert_eq!(*fixture.launcher.records.removed.lock().unwrap(), ["u"]);
     });
 }
 
@@ -422,6 +421,76 @@ fn sandbox_that_never_connects_is_killed_and_replaced() {
 }
 
 #[test]
+fn killed_sandbox_is_not_replaced_before_it_ends() {
+    simulate(async {
+        let mut fixture = adopted("Always");
+        let sandbox = fixture.launcher.start_unconnected();
+        *sandbox.ignores_kill.lock().unwrap() = true;
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.resolve();
+        fixture
+            .wait_for(|_| sandbox.killed.lock().unwrap().then_some(()))
+            .await;
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert_eq!(fixture.launcher.started().len(), 1);
+        sandbox.exit();
+        wait_for_bundles(&fixture, 1, 1).await;
+    });
+}
+
+#[test]
+fn queued_sandbox_is_awaited_for_days() {
+    simulate(async {
+        let mut pod = pod("Always");
+        pod["spec"]["activeDeadlineSeconds"] = json!(30);
+        let mut fixture = Fixture::with_pod(pod);
+        *fixture.launcher.queued.lock().unwrap() = Some(SandboxState::Queued {
+            reason: "Priority".to_owned(),
+            expected_start: Some("2026-12-01T00:00:00Z".parse().unwrap()),
+        });
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.resolve();
+        let sandbox = fixture.sandbox(0).await;
+        tokio::time::sleep(Duration::from_secs(3 * 24 * 3600)).await;
+        let api = fixture.api.lock().unwrap();
+        assert_eq!(api.pod["status"]["phase"], "Pending");
+        assert!(api.pod["status"]["startTime"].is_null());
+        let events: Vec<_> = api.events.iter().map(|e| e["message"].clone()).collect();
+        assert_eq!(
+            events,
+            ["waiting for resources: Priority, expected to start at 2026-12-01T00:00:00Z"]
+        );
+        drop(api);
+
+        sandbox.launcher_state.send_replace(SandboxState::Starting);
+        sandbox.launcher_state.send_replace(SandboxState::Running);
+        fixture.launcher.connect(&sandbox);
+        wait_for_bundles(&fixture, 0, 1).await;
+        sandbox.report(running());
+        fixture.wait_for_phase("Running").await;
+        assert_eq!(fixture.launcher.started().len(), 1);
+        assert!(!*sandbox.killed.lock().unwrap());
+    });
+}
+
+#[test]
+fn queued_sandbox_of_deleted_pod_is_killed() {
+    simulate(async {
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        *fixture.launcher.queued.lock().unwrap() = Some(SandboxState::Queued {
+            reason: "Resources".to_owned(),
+            expected_start: None,
+        });
+        let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        let sandbox = fixture.sandbox(0).await;
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
+        worker.await.unwrap();
+        assert!(*sandbox.killed.lock().unwrap());
+        assert!(fixture.api.lock().unwrap().deleted);
+    });
+}
+
+#[test]
 fn connected_one_of_two_sandboxes_is_kept() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod("Always"));
@@ -493,7 +562,7 @@ fn unreported_success_is_read_from_checkpoint() {
                 // The earlier kubelet could not write a status.
                 _ => Fixture::with_pod(pod("Never")),
             };
-            *fixture.launcher.checkpoint.lock().unwrap() = Some(finished(0));
+            *fixture.launcher.records.checkpoint.lock().unwrap() = Some(finished(0));
             let _worker = spawn_worker(&mut fixture, start);
             fixture.resolve();
             fixture.wait_for_phase("Succeeded").await;
@@ -516,7 +585,7 @@ fn lost_container_keeps_exit_code_of_checkpoint() {
             let mut fixture = adopted(policy);
             let mut checkpoint = finished(5);
             checkpoint.finished = false;
-            *fixture.launcher.checkpoint.lock().unwrap() = Some(checkpoint);
+            *fixture.launcher.records.checkpoint.lock().unwrap() = Some(checkpoint);
             let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
             fixture.resolve();
             if policy == "Never" {
@@ -806,7 +875,7 @@ fn failed_launch_is_retried() {
         assert_eq!(event["reason"], "FailedCreatePodSandBox");
         assert_eq!(
             event["message"],
-            "Failed to create pod sandbox: cannot start the sandbox: no more processes"
+            "Failed to create pod sandbox: no more processes"
         );
         *fixture.launcher.fails.lock().unwrap() = false;
         fixture.sandbox(0).await;

@@ -8,7 +8,6 @@ use k8s_openapi::jiff::Timestamp;
 use pod_protocol::PodState;
 
 use super::{PodUpdate, SandboxConnection, TimerKind, Worker, has_started};
-use crate::pods::SandboxHandle;
 use crate::pods::failure::FailureReason;
 use crate::pods::sandbox_listener::IncomingSandbox;
 use crate::pods::spec::{full_name, phase, uid};
@@ -16,10 +15,8 @@ use crate::pods::status::{
     apply_checkpoint, restarts_after_loss, terminal_status, terminate_running,
 };
 
-/// How long a disconnected sandbox may take to reconnect while its process is running.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same for a sandbox whose process is unknown.
-const RECONNECT_TIMEOUT_WITHOUT_PROCESS: Duration = Duration::from_secs(5);
+/// How long a disconnected sandbox that its launcher does not know may take to reconnect.
+const UNKNOWN_RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The relaunch back-off is reset if the sandbox has run for this long.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
@@ -53,26 +50,30 @@ impl Worker {
             }
         };
         self.timer = None;
-        let id = |handle: &Option<Box<dyn SandboxHandle>>| {
-            handle.as_ref().and_then(|handle| handle.id())
-        };
-        if let (Some(known), Some(connected)) = (id(&self.handle), id(&sandbox.process))
-            && known != connected
+        let connected = &sandbox.hello.id;
+        let known = self.sandbox.as_ref().and_then(|sandbox| sandbox.id());
+        if let Some(known) = known.filter(|known| known != connected)
+            && let Some(other) = self.sandbox.take()
         {
             // A pod has one sandbox. The connected sandbox holds the pod's lock, so kill the other one.
             tracing::warn!(
                 pod = full_name(&self.pod),
-                known,
-                connected,
+                %known,
+                %connected,
                 "the pod has two sandboxes: killing the one that is not connected"
             );
-            self.kill_sandbox();
+            other.kill();
             (self.state, self.bundle_sent, self.last_event_serial) = (None, None, 0);
         }
-        // Keep the handle of a sandbox that this process has launched: only its parent gets the exit status.
-        if self.handle.is_none() {
-            self.exit_is_polled = sandbox.process.as_ref().is_some_and(|p| p.exit_is_polled());
-            self.handle = sandbox.process;
+        // Keep the handle of a sandbox that this process has launched: only its launcher gets the exit status.
+        if self.sandbox.is_none() {
+            self.killed = false;
+            let adopted = self.shared.launcher.adopt(connected).await;
+            self.sandbox = adopted.unwrap_or_else(|error| {
+                let pod = full_name(&self.pod);
+                tracing::warn!(pod, %connected, %error, "cannot find the connected sandbox");
+                None
+            });
         }
         self.shared
             .pod_manager
@@ -109,16 +110,18 @@ impl Worker {
     pub(super) fn sandbox_disconnected(&mut self) {
         self.connection = None;
         self.shared.pod_manager.clear_sandbox(uid(&self.pod));
-        let timeout = match self.handle {
-            Some(_) => RECONNECT_TIMEOUT,
-            None => RECONNECT_TIMEOUT_WITHOUT_PROCESS,
+        let timeout = match self.sandbox {
+            Some(_) => self.shared.launcher.timeouts().reconnect,
+            None => UNKNOWN_RECONNECT_TIMEOUT,
         };
-        self.set_timer(timeout, TimerKind::SandboxMissing);
+        if !self.killed {
+            self.set_timer(timeout, TimerKind::SandboxMissing);
+        }
     }
 
     pub(super) async fn sandbox_exited(&mut self, exit: &str) {
         tracing::info!(pod = full_name(&self.pod), exit, "sandbox has exited");
-        self.handle = None;
+        self.sandbox = None;
         self.connection = None;
         self.timer = None;
         self.sandbox_lost().await;
@@ -134,8 +137,7 @@ impl Worker {
                     "sandbox does not respond: killing it"
                 );
             }
-            self.kill_sandbox();
-            self.sandbox_lost().await;
+            self.kill_sandbox().await;
         }
     }
 
@@ -195,7 +197,8 @@ impl Worker {
 
     /// Reads the lost sandbox's checkpoint, which may contain exit codes that it could not report any more.
     async fn restore_checkpoint(&mut self) {
-        let checkpoint = self.shared.launcher.checkpoint(uid(&self.pod)).await;
+        let records = self.shared.launcher.records();
+        let checkpoint = records.checkpoint(uid(&self.pod)).await;
         let Some(state) = checkpoint else { return };
         if state.finished {
             self.state = Some(state);
@@ -222,7 +225,8 @@ impl Worker {
     pub(super) async fn restore_lost_sandbox(&mut self) {
         let launcher = Arc::clone(&self.shared.launcher);
         let uid = uid(&self.pod);
-        if launcher.find(uid).is_none() && launcher.checkpoint(uid).await.is_some() {
+        let has_ended = matches!(launcher.find(uid).await, Ok(None));
+        if has_ended && launcher.records().checkpoint(uid).await.is_some() {
             self.sandbox_lost().await;
         }
     }

@@ -24,7 +24,7 @@ use super::restart::RestartPolicy;
 use super::status::{self, StatusContext};
 use crate::container_runtime::{ContainerRuntime, PodNetwork};
 use crate::probe::worker::ProbeKind;
-use pod_protocol::{Bundle, PodState, Problem, Stop};
+use pod_protocol::{Bundle, HostFacts, PodState, Problem, Stop};
 use setup::SetupState;
 
 /// Bound on consecutive plans without a message in between. It guards against an endless loop and is never reached.
@@ -274,6 +274,8 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
             status::fail_unterminated(initialized, &mut init_containers, &mut containers);
         }
         let state = PodState {
+            // The sandbox adds it.
+            host: HostFacts::default(),
             sandbox_ready: matches!(self.setup, SetupState::Done),
             pod_ips: self.network.ips.iter().map(ToString::to_string).collect(),
             init_containers,

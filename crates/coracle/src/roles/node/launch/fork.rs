@@ -3,20 +3,15 @@
 use std::process::Stdio;
 
 use anyhow::Context;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use kubelet::{LaunchRequest, SandboxHandle};
+use kubelet::LaunchRequest;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use super::NodeLauncher;
 
 /// Starts a sandbox and sends it its configuration.
-pub async fn start(
-    launcher: &NodeLauncher,
-    request: LaunchRequest,
-) -> anyhow::Result<ForkedSandbox> {
-    let line = launcher.config_line(&request).await?;
+pub async fn start(launcher: &NodeLauncher, request: &LaunchRequest) -> anyhow::Result<Child> {
+    let line = launcher.config_line(request).await?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "sandbox"])
         .arg(launcher.node_dir.mark_argument())
@@ -30,28 +25,5 @@ pub async fn start(
         .take()
         .context("the sandbox has no standard input")?;
     input.write_all(line.as_bytes()).await?;
-    Ok(ForkedSandbox(child))
-}
-
-/// A sandbox that is a child of the agent.
-pub struct ForkedSandbox(Child);
-
-impl SandboxHandle for ForkedSandbox {
-    fn exited(&mut self) -> BoxFuture<'_, String> {
-        async {
-            match self.0.wait().await {
-                Ok(status) => status.to_string(),
-                Err(error) => error.to_string(),
-            }
-        }
-        .boxed()
-    }
-
-    fn id(&self) -> Option<i32> {
-        self.0.id().map(u32::cast_signed)
-    }
-
-    fn kill(&mut self) {
-        let _ = self.0.start_kill();
-    }
+    Ok(child)
 }

@@ -4,48 +4,61 @@
 //! namespace and connects to the agent. It outlives the agent and connects to the next one too.
 
 mod fork;
+mod process;
+mod records;
 mod step;
 
-use std::path::PathBuf;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
-use kubelet::{LaunchError, LaunchRequest, Launcher, LauncherKind, SandboxHandle, SandboxProcess};
-use pod_protocol::connection::LogByteStream;
-use pod_protocol::{LogQuery, PodState, Problem};
-use sandbox::lifecycle::checkpoint;
-use sandbox::logs::LogDir;
+use kubelet::{
+    LaunchRequest, Launcher, LauncherKind, PodRecords, SandboxControl, SandboxEnd, SandboxHandle,
+    SandboxState,
+};
+use pod_protocol::SandboxId;
+use pod_protocol::connection::KubeletEndpoint;
+use rustix::io::Errno;
 use sandbox::runtime::Snapshotter;
 use tokio::sync::OnceCell;
 
+use self::process::SandboxProcess;
+use self::records::NodeRecords;
 use super::hub::NodeHub;
 use super::image_list::ImageList;
 use crate::node_dir::{self, NodeDir};
 use crate::pod_lock;
 use crate::roles::remove;
-use crate::roles::sandbox::SandboxConfig;
+use crate::roles::sandbox::{SandboxConfig, sandbox_id};
 use crate::snapshotter;
 
 /// Time-out of [`kill_all`].
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Starts sandboxes on this node.
+/// Starts sandboxes on this node. Clones share everything.
+#[derive(Clone)]
 pub struct NodeLauncher {
     /// The node's directory.
     pub node_dir: NodeDir,
+    /// Where sandboxes connect to their kubelet.
+    pub kubelet: KubeletEndpoint,
     /// The node's hub, whose user namespace sandboxes join.
     pub hub: Arc<NodeHub>,
     /// The path of the image store.
     pub store: PathBuf,
     /// The images in the store.
-    pub images: ImageList,
+    pub images: Arc<ImageList>,
     /// The parent cgroup of the pods' cgroups, if there is one.
     pub pods_cgroup: Option<PathBuf>,
     /// The snapshotter of this node, once it has been chosen.
-    pub snapshotter: OnceCell<Snapshotter>,
+    pub snapshotter: Arc<OnceCell<Snapshotter>>,
+    /// The host's addresses, at most one per family, the preferred one first.
+    pub host_ips: Vec<IpAddr>,
     /// The Slurm job in which steps are started.
     pub job: u32,
     /// Slurm's name of this node.
@@ -55,71 +68,101 @@ pub struct NodeLauncher {
 }
 
 impl Launcher for NodeLauncher {
-    fn launch(
-        &self,
-        launch: LaunchRequest,
-    ) -> BoxFuture<'_, Result<Box<dyn SandboxHandle>, LaunchError>> {
+    fn launch(&self, request: LaunchRequest) -> SandboxHandle {
+        let (handle, control) = SandboxHandle::new(None, SandboxState::Starting);
+        tokio::spawn(start_and_follow(self.clone(), request, control));
+        handle
+    }
+
+    fn find(&self, uid: &str) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>> {
+        let found = find_process(&self.node_dir.dir, uid);
+        let found = found.map(|process| process.map(|process| process.follow(uid)));
+        std::future::ready(found).boxed()
+    }
+
+    fn adopt(&self, id: &SandboxId) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>> {
+        let id = id.clone();
         async move {
-            let started = match launch.launcher {
-                LauncherKind::Fork => fork::start(self, launch).await.map(boxed),
-                LauncherKind::Step => step::start(self, launch).await.map(boxed),
+            let Some(uid) = process::pod_uid(&id) else {
+                return Ok(None);
             };
-            started.map_err(|error| LaunchError(error.into()))
+            let found = self.find(uid).await?;
+            Ok(found.filter(|found| found.id().as_ref() == Some(&id)))
         }
         .boxed()
     }
 
-    fn find(&self, uid: &str) -> Option<Box<dyn SandboxHandle>> {
-        let dir = self.node_dir.dir.join("pods").join(uid);
-        let pid = pod_lock::holder(&dir)?;
-        let process = SandboxProcess::with_id(pid).ok()?;
-        // Check again after opening the pidfd: the process may have exited and its pid been reused.
-        (pod_lock::holder(&dir) == Some(pid)).then(|| boxed(process))
+    fn records(&self) -> Arc<dyn PodRecords> {
+        Arc::new(NodeRecords {
+            node_dir: self.node_dir.dir.clone(),
+            pods_cgroup: self.pods_cgroup.clone(),
+        })
     }
 
-    fn checkpoint(&self, uid: &str) -> BoxFuture<'_, Option<PodState>> {
-        let dir = self.node_dir.dir.join("pods").join(uid);
+    fn remove_local_volume(&self, name: &str) -> BoxFuture<'_, io::Result<()>> {
+        let dir = node_dir::local_volumes(&self.node_dir.dir).join(name);
         async move {
-            let from = dir.clone();
-            let read = tokio::task::spawn_blocking(move || checkpoint::read(&from)).await;
-            let read = read.map_err(std::io::Error::other).flatten();
-            read.unwrap_or_else(|error| {
-                tracing::warn!(dir = %dir.display(), %error, "ignoring the pod's checkpoint");
-                None
-            })
-        }
-        .boxed()
-    }
-
-    fn logs(
-        &self,
-        uid: &str,
-        query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
-        let dir = self.node_dir.dir.join("pods").join(uid).join("logs");
-        async move {
-            if !dir.exists() {
-                return None;
-            }
-            Some(LogDir::new(dir).read(&query).await)
-        }
-        .boxed()
-    }
-
-    fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
-        // A sandbox removes its pod's cgroup itself, unless it was killed.
-        if let (Some(pods_cgroup), Some(uid)) = (&self.pods_cgroup, dir.file_name()) {
-            let group = sandbox::runtime::pod_cgroup(pods_cgroup, &uid.to_string_lossy());
-            if let Err(error) = group.remove() {
-                tracing::warn!(group = %group.path().display(), %error, "cannot remove the pod's cgroup");
+            match dir.exists() {
+                true => remove::run_process(dir).await,
+                false => Ok(()),
             }
         }
-        remove::run_process(dir).boxed()
+        .boxed()
     }
 
     fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
         self.images.read(&self.store).boxed()
     }
+}
+
+/// Starts a sandbox, publishes its states, and kills it on request.
+async fn start_and_follow(launcher: NodeLauncher, request: LaunchRequest, control: SandboxControl) {
+    // A start is not interrupted: a sandbox that was half started would be lost. The request to kill it stays pending.
+    let failed = |error: anyhow::Error| {
+        let reason = format!("cannot start the sandbox: {error:#}");
+        control.set_state(SandboxState::Ended(SandboxEnd::NotStarted(reason)));
+    };
+    let running = |pid| {
+        control.set_id(sandbox_id(&request.uid, pid));
+        control.set_state(SandboxState::Running);
+    };
+    match request.launcher {
+        LauncherKind::Fork => match fork::start(&launcher, &request).await {
+            Ok(child) => {
+                running(child.id().map_or(0, u32::cast_signed));
+                process::follow_child(child, &control).await;
+            }
+            Err(error) => failed(error),
+        },
+        LauncherKind::Step => match step::start(&launcher, &request).await {
+            Ok(process) => {
+                running(process.pid());
+                process.follow_until_exit(&control).await;
+            }
+            Err(error) => failed(error),
+        },
+    }
+}
+
+/// The first address of each family, the first family first.
+pub fn one_per_family(ips: &[IpAddr]) -> Vec<IpAddr> {
+    let first = ips.first().copied();
+    let other = first.and_then(|first| ips.iter().find(|ip| ip.is_ipv4() != first.is_ipv4()));
+    first.into_iter().chain(other.copied()).collect()
+}
+
+/// Finds the running sandbox of a pod by its lock.
+fn find_process(node_dir: &Path, uid: &str) -> io::Result<Option<SandboxProcess>> {
+    let dir = node_dir::pod(node_dir, uid);
+    let Some(pid) = pod_lock::find_holder(&dir)? else {
+        return Ok(None);
+    };
+    let process = match SandboxProcess::open(pid) {
+        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => return Ok(None),
+        opened => opened?,
+    };
+    // Check again after opening the pidfd: the process may have exited and its pid been reused.
+    Ok((pod_lock::find_holder(&dir)? == Some(pid)).then_some(process))
 }
 
 /// Kills all sandboxes and shuts down the node's hub. Sandboxes that are steps, or that an agent with another guard started, are not
@@ -145,10 +188,6 @@ pub fn kill_all(node_dir: &NodeDir) {
     }
 }
 
-fn boxed(handle: impl SandboxHandle + 'static) -> Box<dyn SandboxHandle> {
-    Box::new(handle)
-}
-
 impl NodeLauncher {
     /// The snapshotter of this node; chooses it on first use.
     pub async fn snapshotter(&self) -> anyhow::Result<Snapshotter> {
@@ -163,7 +202,9 @@ impl NodeLauncher {
         self.hub.ensure_running().await?;
         let config = SandboxConfig {
             uid: launch.uid.clone(),
+            kubelet: self.kubelet.clone(),
             token: launch.token.clone(),
+            host_ips: self.host_ips.clone(),
             host_pid: launch.host_pid,
             node_dir: self.node_dir.dir.clone(),
             store: self.store.clone(),

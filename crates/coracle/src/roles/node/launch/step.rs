@@ -15,7 +15,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use kubelet::{LaunchRequest, PodResources, SandboxProcess};
+use kubelet::{LaunchRequest, PodResources};
 use rustix::process::Pid;
 use slurm::{ExactStep, Slurm};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -23,6 +23,7 @@ use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::task::JoinHandle;
 
 use super::NodeLauncher;
+use super::process::SandboxProcess;
 use crate::node_dir;
 use crate::roles::sandbox::{FAILED_PREFIX, RUNNING_PREFIX};
 
@@ -38,10 +39,10 @@ const MIN_MEMORY_MB: u64 = 64;
 /// Starts a sandbox and waits until it runs or has failed.
 pub async fn start(
     launcher: &NodeLauncher,
-    request: LaunchRequest,
+    request: &LaunchRequest,
 ) -> anyhow::Result<SandboxProcess> {
-    let line = launcher.config_line(&request).await?;
-    let mut srun = spawn(launcher, &request)?;
+    let line = launcher.config_line(request).await?;
+    let mut srun = spawn(launcher, request)?;
     if let Some(mut input) = srun.stdin.take() {
         // A refused step does not read. srun's error output gives the reason.
         let _ = input.write_all(line.as_bytes()).await;
@@ -134,7 +135,7 @@ async fn read_start_report(stdout: Option<ChildStdout>) -> anyhow::Result<Option
             let pid = pid.trim().parse().unwrap_or_default();
             // The sandbox has not exited: it waits for this agent to send the bundle.
             let process =
-                SandboxProcess::with_id(pid).context("cannot open the sandbox's process")?;
+                SandboxProcess::open(pid).context("cannot open the sandbox's process")?;
             return Ok(Some(StartReport::Running(process)));
         }
         if let Some(problem) = line.strip_prefix(FAILED_PREFIX) {

@@ -1,0 +1,125 @@
+//! `coracle internal pod-job`: runs the sandbox of one pod on a machine that has no agent.
+//!
+//! It does for one pod what an agent does for its node: it finds out what this machine offers, starts a hub, and starts the sandbox,
+//! which connects to a kubelet on another machine. It ends with the sandbox and removes everything.
+
+use std::io::BufRead;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use kubelet::{LaunchRequest, Launcher, LauncherKind, PodResources, SandboxEnd};
+use pod_protocol::connection::KubeletEndpoint;
+use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cgroup;
+use crate::guard::{self, GuardPolicy, GuardedProcess};
+use crate::node_dir::{self, NodeDir};
+use crate::pod_lock;
+use crate::roles::node::hub::NodeHub;
+use crate::roles::node::launch::{self, NodeLauncher};
+use crate::sealed_program;
+
+/// How long another process may still hold the lock of a directory with the same name.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The role's configuration, one line of JSON on its standard input.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct PodJobConfig {
+    /// The pod's uid.
+    pub uid: String,
+    /// The pod shares the host's pid namespace.
+    pub host_pid: bool,
+    /// Where the sandbox connects to its kubelet.
+    pub kubelet: KubeletEndpoint,
+    /// Authenticates the sandbox's first connection to the kubelet.
+    pub token: String,
+    /// The CIDR of the pod's address.
+    pub pod_cidr: String,
+}
+
+/// Entry point of the role.
+pub fn main() -> anyhow::Result<ExitCode> {
+    sealed_program::run_from_sealed_copy();
+    let config = read_config()?;
+    // No other user can guess the directory's name, and no other pod has it.
+    let node_dir = NodeDir::new(&config.token, &node_dir::hostname());
+    let context = || format!("cannot create directory {}", node_dir.dir.display());
+    node_dir.create().with_context(context)?;
+    // The sandbox waits for its kubelet for as long as this lock is held.
+    let _lock = pod_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT)?;
+    let cgroups = cgroup::set_up();
+    match guard::fork_worker(GuardPolicy::Exit)? {
+        GuardedProcess::Worker => {
+            let pods_cgroup = cgroups.map(|cgroups| cgroups.workloads().path().to_owned());
+            crate::block_on(run(config, node_dir, pods_cgroup))
+        }
+        GuardedProcess::Guard(result) => {
+            launch::kill_all(&node_dir);
+            node_dir.remove();
+            if let Some(cgroups) = cgroups {
+                cgroups.tear_down();
+            }
+            Ok(result.code)
+        }
+    }
+}
+
+fn read_config() -> anyhow::Result<PodJobConfig> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    serde_json::from_str(&line).context("cannot parse the configuration")
+}
+
+async fn run(
+    config: PodJobConfig,
+    node_dir: NodeDir,
+    pods_cgroup: Option<std::path::PathBuf>,
+) -> anyhow::Result<ExitCode> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    let mark = node_dir.mark_argument();
+    let hub = Arc::new(NodeHub::new(&node_dir.dir, &config.pod_cidr, mark));
+    let launcher = NodeLauncher {
+        kubelet: config.kubelet,
+        hub: Arc::clone(&hub),
+        store: images::ImageStore::default_path()
+            .context("no directory for images: neither XDG_DATA_HOME nor HOME is set")?,
+        images: Arc::default(),
+        pods_cgroup,
+        snapshotter: Arc::default(),
+        host_ips: launch::one_per_family(&linux::address::host_addresses()?),
+        job: 0,
+        node: node_dir::hostname(),
+        open_files: linux::descriptors::raise_limit(None)?,
+        node_dir,
+    };
+    let mut sandbox = launcher.launch(LaunchRequest {
+        uid: config.uid,
+        namespace: String::new(),
+        name: String::new(),
+        host_pid: config.host_pid,
+        launcher: LauncherKind::Fork,
+        resources: PodResources::default(),
+        token: config.token,
+    });
+    let supervise = async {
+        hub.supervise().await;
+        std::future::pending::<SandboxEnd>().await
+    };
+    let killed = async {
+        terminated.recv().await;
+        SandboxEnd::Exited("terminated".to_owned())
+    };
+    let end = tokio::select! {
+        end = sandbox.ended() => end,
+        end = killed => end,
+        end = supervise => end,
+    };
+    hub.shut_down().await;
+    match end {
+        SandboxEnd::Exited(_) => Ok(ExitCode::SUCCESS),
+        SandboxEnd::NotStarted(reason) => anyhow::bail!(reason),
+    }
+}

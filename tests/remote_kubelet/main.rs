@@ -1,0 +1,252 @@
+//! A kubelet whose sandboxes run on another host: `remote-kubelet NODE HOST`, called as the workload of a cluster.
+//!
+//! It registers the Node `NODE`, and starts the sandbox of each of its pods on `HOST` with `srun … coracle internal pod-job`. Sandboxes
+//! connect to it over mutual TLS; the two hosts share nothing else that the kubelet uses. It prints the log of each running pod, and
+//! the output of a command in it, as a user would get them through the kubelet's API.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "this is a program of the tests, whose output they read"
+)]
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt};
+use kubelet::{
+    LaunchRequest, Launcher, LauncherKind, NetworkStateSender, NodeCapacity, NodeConfig, NodeKey,
+    PodManager, PodRecords, SandboxControl, SandboxEnd, SandboxHandle, SandboxState,
+};
+use kubelet_api::{ExecOptions, LogOptions, PodSource, RequestedStreams};
+use pod_protocol::connection::{
+    KubeletEndpoint, LogByteStream, TransportIdentity, TransportListener,
+};
+use pod_protocol::{LogQuery, PodState, Problem, SandboxId};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+
+const SERVER_NAME: &str = "kubelet";
+
+#[tokio::main]
+async fn main() {
+    let mut args = std::env::args().skip(1);
+    let (node, host) = (args.next().unwrap(), args.next().unwrap());
+    rustls::crypto::aws_lc_rs::default_provider()
+        .install_default()
+        .unwrap();
+    let addresses = linux::address::host_addresses().unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (kubelet, sandbox) = identities();
+    let launcher = Arc::new(RemoteLauncher {
+        host,
+        endpoint: KubeletEndpoint::Tls {
+            addresses: addresses.iter().map(|ip| SocketAddr::new(*ip, port)).collect(),
+            server_name: SERVER_NAME.to_owned(),
+            identity: sandbox,
+        },
+        launched: Mutex::default(),
+    });
+    let pods = Arc::new(PodManager::new());
+    let (registered, _) = tokio::sync::oneshot::channel();
+    let mut terminated = signal(SignalKind::terminate()).unwrap();
+    let ran = kubelet::run(
+        kube::Client::try_default().await.unwrap(),
+        config(&node, addresses),
+        launcher,
+        TransportListener::tls(listener, &kubelet).unwrap(),
+        NetworkStateSender::default(),
+        Arc::clone(&pods),
+        registered,
+        async move {
+            terminated.recv().await;
+            Duration::from_secs(10)
+        },
+    );
+    tokio::select! {
+        ended = ran => ended.unwrap(),
+        () = show_pods(pods) => {}
+    }
+}
+
+fn config(node: &str, addresses: Vec<IpAddr>) -> NodeConfig {
+    NodeConfig {
+        name: node.to_owned(),
+        internal_ips: addresses,
+        hostname: node.to_owned(),
+        kubelet_port: 1,
+        capacity: NodeCapacity {
+            cpus: 4,
+            memory_bytes: 1 << 30,
+            ephemeral_storage_bytes: 1 << 30,
+            pods: 10,
+            extended: BTreeMap::new(),
+        },
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        kubelet_version: "v1.37.1".to_owned(),
+        scratch_dir: "/".into(),
+        local_volumes_dir: "/nonexistent".into(),
+        node_key: NodeKey([7; 32]),
+        launcher: LauncherKind::Fork,
+        pod_cidrs: vec![],
+        cluster_dns: vec![],
+        cluster_domain: "cluster.local".to_owned(),
+        stream_idle_timeout: Duration::from_secs(60),
+        processes: None,
+    }
+}
+
+/// The certificates of the kubelet and of its sandboxes.
+fn identities() -> (TransportIdentity, TransportIdentity) {
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let mut ca = rcgen::CertificateParams::new(vec![]).unwrap();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let identity = |name: &str| {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        TransportIdentity {
+            ca_pem: ca_pem.clone(),
+            cert_pem: leaf.signed_by(&key, &issuer).unwrap().pem(),
+            key_pem: key.serialize_pem(),
+        }
+    };
+    (identity(SERVER_NAME), identity("sandbox"))
+}
+
+/// Prints the log of each running pod, and the output of a command in it. Never returns.
+async fn show_pods(pods: Arc<PodManager>) {
+    let mut shown = HashSet::new();
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        for pod in pods.pods() {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+            if phase.as_deref() == Some("Running") && shown.insert(uid.clone()) {
+                println!("log: {}", log(&pods, &uid).await);
+                println!("exec: {}", exec(&pods, &uid).await);
+            }
+        }
+    }
+}
+
+async fn log(pods: &PodManager, uid: &str) -> String {
+    let options = LogOptions {
+        container: "c".to_owned(),
+        ..LogOptions::default()
+    };
+    let log = pods.logs(uid, options).await.unwrap();
+    let bytes: Vec<_> = log.try_collect().await.unwrap();
+    String::from_utf8_lossy(&bytes.concat()).trim().to_owned()
+}
+
+async fn exec(pods: &PodManager, uid: &str) -> String {
+    let options = ExecOptions {
+        container: "c".to_owned(),
+        command: ["sh", "-c", "echo by exec on $(hostname)"].map(str::to_owned).into(),
+        streams: RequestedStreams {
+            stdin: false,
+            stdout: true,
+            stderr: false,
+            tty: false,
+        },
+    };
+    let session = pods.exec(uid, options).await.unwrap();
+    let mut output = String::new();
+    session.stdout.unwrap().read_to_string(&mut output).await.unwrap();
+    output.trim().to_owned()
+}
+
+/// Starts sandboxes on another host.
+struct RemoteLauncher {
+    host: String,
+    endpoint: KubeletEndpoint,
+    /// By pod: what the launcher knows about its sandbox.
+    launched: Mutex<HashMap<String, Arc<SandboxControl>>>,
+}
+
+impl Launcher for RemoteLauncher {
+    fn launch(&self, request: LaunchRequest) -> SandboxHandle {
+        let (handle, control) = SandboxHandle::new(None, SandboxState::Starting);
+        let control = Arc::new(control);
+        let mut launched = self.launched.lock().unwrap();
+        assert!(
+            launched.insert(request.uid.clone(), Arc::clone(&control)).is_none(),
+            "a second launch of pod {}",
+            request.uid
+        );
+        let config = json!({
+            "uid": request.uid, "host_pid": request.host_pid, "kubelet": self.endpoint,
+            "token": request.token, "pod_cidr": "100.64.9.0/24",
+        });
+        let mut command = Command::new("srun");
+        command
+            .args(["--overlap", "-N1", "-n1", "-w", &self.host])
+            .args(["coracle", "internal", "pod-job"])
+            .stdin(Stdio::piped())
+            .kill_on_drop(true);
+        tokio::spawn(async move {
+            let mut srun = command.spawn().unwrap();
+            let mut input = srun.stdin.take().unwrap();
+            input.write_all(format!("{config}\n").as_bytes()).await.unwrap();
+            control.set_state(SandboxState::Running);
+            let status = loop {
+                tokio::select! {
+                    status = srun.wait() => break status.unwrap(),
+                    () = control.kill_requested() => srun.start_kill().unwrap(),
+                }
+            };
+            println!("step ended: {status}");
+            let end = SandboxEnd::Exited(status.to_string());
+            control.set_state(SandboxState::Ended(end));
+        });
+        handle
+    }
+
+    fn find(&self, _: &str) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        futures::future::ready(Ok(None)).boxed()
+    }
+
+    fn adopt(&self, _: &SandboxId) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        futures::future::ready(Ok(None)).boxed()
+    }
+
+    fn records(&self) -> Arc<dyn PodRecords> {
+        Arc::new(NoRecords)
+    }
+
+    fn remove_local_volume(&self, _: &str) -> BoxFuture<'_, std::io::Result<()>> {
+        futures::future::ready(Ok(())).boxed()
+    }
+}
+
+/// The sandboxes of this kubelet leave nothing that it could read.
+struct NoRecords;
+
+impl PodRecords for NoRecords {
+    fn uids(&self) -> BoxFuture<'_, Vec<String>> {
+        futures::future::ready(vec![]).boxed()
+    }
+
+    fn checkpoint(&self, _: &str) -> BoxFuture<'_, Option<PodState>> {
+        futures::future::ready(None).boxed()
+    }
+
+    fn logs(&self, _: &str, _: LogQuery) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
+        futures::future::ready(None).boxed()
+    }
+
+    fn remove(&self, _: &str) -> BoxFuture<'_, std::io::Result<()>> {
+        futures::future::ready(Ok(())).boxed()
+    }
+}

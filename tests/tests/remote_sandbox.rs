@@ -1,0 +1,60 @@
+//! A kubelet and the sandboxes of its pods on two hosts, connected over TLS, with nothing else shared.
+
+use e2e::{BUSYBOX, Lab, TestCluster, container_status, wait_until};
+use serde_json::json;
+
+#[test]
+fn pod_runs_on_another_host_than_its_kubelet() {
+    let lab = Lab::acquire();
+    lab.load_busybox();
+    let (program, on) = (
+        env!("CARGO_BIN_EXE_remote-kubelet"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/on"),
+    );
+    let dir = lab.dir().display();
+    lab.machine(&format!(
+        "CORACLE_LAB_DIR={dir} {on} login user1 sh -c 'cat > ~/remote-kubelet && chmod +x ~/remote-kubelet' < {program}"
+    ));
+
+    let mut cluster = TestCluster::start_as(&lab, "user1", &["coracle", "run", "-N2", "-c2"]);
+    cluster.shell("(~/remote-kubelet remote node2 > ~/remote.out 2>&1; echo $? > ~/remote.code) &");
+    let pod = |name: &str, script: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+            "spec": {
+                "nodeName": "remote", "restartPolicy": "Never", "terminationGracePeriodSeconds": 2,
+                "containers": [{ "name": "c", "image": BUSYBOX, "command": ["sh", "-c", script] }],
+            },
+        })
+    };
+    cluster.create_objects(&[
+        pod("serving", "trap exit TERM; echo started; while true; do sleep 0.1; done"),
+        pod("failing", "exit 7"),
+    ]);
+    let serving = cluster.wait_for_phase("serving", "Running");
+    let node2 = lab.root("node2", "hostname -i").stdout;
+    assert_eq!(serving["status"]["hostIP"], node2.trim(), "{serving}");
+    assert!(serving["status"]["startTime"].is_string());
+    let failing = cluster.wait_for_phase("failing", "Failed");
+    let end = &container_status(&failing, "c")["state"]["terminated"];
+    assert_eq!(end["exitCode"], 7);
+
+    // Logs and commands go over the same connection.
+    let output = |cluster: &mut TestCluster| cluster.shell("cat ~/remote.out");
+    wait_until(30, "output of the remote kubelet", || {
+        let text = output(&mut cluster);
+        text.contains("log: started") && text.contains("exec: by exec on serving")
+    });
+
+    cluster.shell("kubectl delete pod serving failing --wait");
+    wait_until(30, "end of both steps", || {
+        output(&mut cluster).matches("step ended: exit status: 0").count() == 2
+    });
+    cluster.shell("pkill -TERM -x remote-kubelet; until [ -e ~/remote.code ]; do sleep 0.1; done");
+    assert_eq!(cluster.shell("cat ~/remote.code").trim(), "0");
+    cluster.exit(0);
+    for name in ["remote-kubelet", "remote.out", "remote.code"] {
+        lab.remove(name);
+    }
+    lab.assert_nothing_left();
+}
