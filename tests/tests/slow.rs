@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::{Lab, TestCluster, wait_until};
+use e2e::{Lab, Role, TestCluster, wait_until};
 
 /// In parallel: a step, which Slurm signals itself, and a batch script, which it doesn't.
 #[test]
@@ -110,5 +110,58 @@ fn cluster_of_sixteen_nodes_starts() {
         .filter(|line| line.contains(" Ready "))
         .count();
     assert_eq!(ready, 16, "{output}");
+    lab.assert_nothing_left();
+}
+
+/// A sandbox does not notice that the hub was restarted, and another pod starts meanwhile.
+#[test]
+fn frozen_sandbox_gets_its_old_address_back() {
+    let lab = Lab::acquire();
+    lab.load_busybox();
+    let mut cluster = TestCluster::start(&lab);
+    let pod = |name: &str, script: &str| {
+        let manifest = format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{nodeName: node2, restartPolicy: Never, \
+             terminationGracePeriodSeconds: 1, containers: [{{name: c, image: IMAGE, command: [sh, -c, '{script}']}}]}}}}"
+        );
+        manifest + "\n---\n"
+    };
+    cluster.create(&lab, &pod("frozen", "httpd -f -p 8080 -h /etc"));
+    cluster.wait_for("frozen", "condition=Ready");
+    let before = cluster.pod("frozen");
+    let address = before["status"]["podIP"].as_str().unwrap().to_owned();
+
+    let processes = lab.processes("node2");
+    let is_sandbox = |process: &&e2e::Process| process.args.contains("internal sandbox");
+    let mut sandboxes = processes.iter().filter(is_sandbox);
+    let supervisor = sandboxes
+        .find(|sandbox| {
+            let parent = processes.iter().find(|p| p.pid == sandbox.parent);
+            !parent.as_ref().is_some_and(is_sandbox)
+        })
+        .expect("the pod has a sandbox");
+    lab.kill("node2", "STOP", supervisor);
+    for role in [Role::HubInside, Role::Hub] {
+        lab.kill("node2", "KILL", &lab.find("node2", role));
+    }
+    let thawed = std::time::Instant::now() + Duration::from_secs(65);
+    // Its request for an address starts a new hub, and must not get that of the frozen pod.
+    cluster.create(&lab, &pod("other", "sleep 1000"));
+    cluster.wait_for("other", "condition=Ready");
+    assert_ne!(cluster.pod("other")["status"]["podIP"], *address);
+    std::thread::sleep(thawed.saturating_duration_since(std::time::Instant::now()));
+    lab.kill("node2", "CONT", supervisor);
+
+    let fetch = format!("kubectl exec other -- wget -T 2 -qO- http://{address}:8080/passwd");
+    wait_until(30, "the frozen pod is reachable again", || {
+        cluster.try_shell(&fetch).0 == 0
+    });
+    let after = cluster.pod("frozen");
+    assert_eq!(after["status"]["podIP"], *address);
+    assert_eq!(
+        after["status"]["containerStatuses"][0]["containerID"],
+        before["status"]["containerStatuses"][0]["containerID"]
+    );
+    cluster.exit(0);
     lab.assert_nothing_left();
 }
