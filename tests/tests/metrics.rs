@@ -160,7 +160,7 @@ fn assert_summary_is_accurate(cluster: &mut TestCluster) {
     assert_network_bytes_are_counted(cluster, &node, &busy["network"]);
 }
 
-/// 50 packets of 8000 bytes are sent to the bridge and returned.
+/// Pings the pod's gateway: 50 packets of 8000 bytes are sent and returned.
 fn assert_network_bytes_are_counted(cluster: &mut TestCluster, node: &str, before: &Value) {
     let address = cluster.pod("busy")["status"]["podIP"].clone();
     let (network, _) = address

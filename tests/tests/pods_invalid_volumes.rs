@@ -222,7 +222,7 @@ fn expanded(name: &str, value: &str) -> Value {
 }
 
 #[test]
-fn content_of_volumes_is_harmless() {
+fn large_and_hostile_volume_content_is_harmless() {
     let lab = Lab::acquire();
     lab.load_busybox();
     let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);

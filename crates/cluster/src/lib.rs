@@ -27,9 +27,6 @@ use console::{Failure, FailureCode};
 
 /// The environment variable that marks the processes of a cluster's workload, so that they can be found and killed.
 pub const WORKLOAD_MARK: &str = "CORACLE_CLUSTER";
-/// Marks hubs and sandboxes, with the same value: they end after the workload, in order. It is one of their arguments,
-/// because the environment of a non-dumpable process cannot be read.
-pub const PODS_MARK: &str = "CORACLE_PODS_OF";
 
 /// Converts an error of Slurm for the user.
 pub fn slurm_failure(error: slurm::SlurmError) -> Failure {

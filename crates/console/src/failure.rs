@@ -20,7 +20,7 @@ pub enum FailureCode {
     Host = 71,
     /// No release of Kubernetes was found.
     NoKubernetes = 72,
-    /// A file can't be written: no room, or no permission.
+    /// A file can't be written: no space, or no permission.
     CannotWrite = 73,
     /// An image can't be pulled, loaded or saved.
     NoImage = 74,

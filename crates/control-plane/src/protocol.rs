@@ -105,7 +105,7 @@ pub enum ControlPlaneCommand {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ControlPlaneEvent {
-    /// The first process runs.
+    /// Pid 1 of the control plane runs.
     Up {
         /// Its pid in the parent's pid namespace; `/proc/PID/root` has the cluster's files.
         pid: u32,

@@ -26,7 +26,7 @@ const AFTER_HELP: &str = "\
 Examples:
   coracle doctor                          what this host offers
   srun -N2 coracle run kubectl get nodes  a cluster on two nodes, for one command
-  coracle run -N4 -p long app.yaml        the same, asking Slurm itself, for manifests
+  coracle run -N4 -p long app.yaml        a cluster in a new allocation, for manifests
   coracle logs kube-apiserver             the log of a component of a running cluster";
 
 /// The commands.
@@ -36,15 +36,15 @@ pub enum Command {
     Run(RunArgs),
     /// Show what this host, or a node of a partition, offers to Coracle
     Doctor(DoctorArgs),
-    /// Get the release of Kubernetes that clusters are made from
+    /// Install the release of Kubernetes that clusters run
     #[command(subcommand)]
     Kubernetes(KubernetesCommand),
-    /// Pull container images, load and save them, and make room
+    /// Pull, load, save, list and remove container images
     #[command(subcommand)]
     Image(ImageCommand),
     /// Show the logs of a running cluster's components
     Logs(LogsArgs),
-    /// Parts of Coracle that it starts itself
+    /// Roles that Coracle starts itself
     #[command(subcommand, hide = true)]
     Internal(InternalCommand),
 }
@@ -65,7 +65,7 @@ pub enum InternalCommand {
     },
     /// The owner of the namespaces of a node's pods
     HubInside {
-        /// By which it is found
+        /// Arguments by which the process is found
         marks: Vec<String>,
     },
     /// Removes a node's directory if all other processes of the node were killed
@@ -171,21 +171,22 @@ const RUN_HELP: &str = "\
 WORKLOAD is one of
   a script or program  runs with KUBECONFIG set and kubectl on its PATH; for scripts written for
                        KSI also K8S_CLUSTER_NAME, K8S_CLUSTER_API, K8S_CLUSTER_API_TOKEN, K8S_PORT
-  manifests            a .yaml, .yml or .json file, a directory, or - for standard input; they are
-                       applied, Jobs and Pods are waited for, and their logs are shown
+  manifests            a .yaml, .yml or .json file, a directory, or - for standard input; coracle
+                       applies them, waits for their Jobs and Pods, and prints their logs
 
-Inside an allocation (srun, sbatch, salloc) the cluster takes all of its nodes, and Slurm options
-are ignored; outside, Slurm is asked for one with the options given, as srun takes them. The
-cluster's first node leads. It ends, and leaves nothing behind, when the workload ends, at the
-job's time limit, with scancel or with Ctrl-C (srun itself wants it twice, unless called with -X).
-The exit code is the workload's; failures of Coracle itself are 64 to 76 (docs/exit-codes.md).
+Inside an allocation (srun, sbatch, salloc) the cluster has all of its nodes, and Slurm options
+have no effect. Outside, coracle requests an allocation with the given Slurm options, which are
+those of srun. The control plane and the workload run on the first node. The cluster ends, and
+leaves nothing behind, when the workload ends, at the job's time limit, with scancel or with
+Ctrl-C (twice for srun itself, unless it has the option -X). The exit code is the workload's;
+failures of Coracle itself have the codes 64 to 76 (docs/exit-codes.md).
 
 Environment:
   CORACLE_KUBERNETES    as --kubernetes
-  CORACLE_ROOTFS        overlay, fuse-overlayfs or copy: how root file systems of containers are made
-  CORACLE_IMAGE_GC      high=85,low=80,age=2m,every=5m: when unused images leave a node's disk
-  CORACLE_IMAGE_LIMITS  bytes=128G,files=8000000: how large an image may be
-  CORACLE_STREAM_IDLE   4h: when a silent stream of exec, attach or port-forward is cut
+  CORACLE_ROOTFS        overlay, fuse-overlayfs or copy: the method for root file systems of containers
+  CORACLE_IMAGE_GC      high=85,low=80,age=2m,every=5m: removal of unused layers from a node's disk
+  CORACLE_IMAGE_LIMITS  bytes=128G,files=8000000: the maximum size of an image
+  CORACLE_STREAM_IDLE   4h: the idle time-out of exec, attach and port-forward
 
 Examples:
   srun -N2 coracle run kubectl get nodes

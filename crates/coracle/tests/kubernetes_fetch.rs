@@ -606,7 +606,7 @@ fn next_run_resumes_after_too_many_broken_connections() {
     let outcome = user.fetch(&server);
     outcome.failed(&[
         &program("kube-scheduler"),
-        "broke off 5 times",
+        "was interrupted 5 times",
         "hint: run the same command again: it resumes",
     ]);
     assert!(!user.root().join("v1.37.1").exists());
@@ -691,7 +691,7 @@ fn invalid_checksum_file_is_refused() {
         "<html>please log in</html>",
     );
     user.fetch(&server)
-        .failed(&["kubectl.sha256 holds no SHA-256 checksum for kubectl"]);
+        .failed(&["kubectl.sha256 has no SHA-256 checksum for kubectl"]);
     assert!(user.files().is_empty());
 }
 
@@ -822,7 +822,7 @@ fn full_disk_error_says_where_and_how_much() {
     let outcome = fetch_on(&user, &server, "-o size=400k");
     let dir = user.part("x").parent().unwrap().display().to_string();
     outcome.failed(&[
-        "there is no room left in ",
+        "no space is left in ",
         &dir,
         "KiB more must be written",
         "hint: make room",

@@ -150,7 +150,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Tells `host/path` from `user/path`, like Docker.
+/// Distinguishes `host/path` from `user/path`, like Docker.
 fn is_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost" || first.chars().any(char::is_uppercase)
 }

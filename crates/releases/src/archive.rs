@@ -20,7 +20,7 @@ const MAX_ARCHIVE_SIZE: u64 = 4 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// The archive has unexpected contents.
-    #[error("{archive} is not the archive that it should be: {reason}")]
+    #[error("unexpected content of {archive}: {reason}")]
     Unexpected {
         /// Its file name.
         archive: String,
@@ -195,7 +195,7 @@ mod tests {
         assert!(
             result
                 .unwrap_err()
-                .starts_with("etcd.tar.gz is not the archive that it should be: there is no ")
+                .starts_with("unexpected content of etcd.tar.gz: there is no ")
         );
         let (_dir, result) = extract(|tar| {
             tar.append(

@@ -24,7 +24,7 @@ pub enum FetchError {
     #[error("there are no official releases of Kubernetes for {0}")]
     Architecture(&'static str),
     /// The TLS client can't be set up.
-    #[error("can't make secure connections")]
+    #[error("cannot set up TLS")]
     Client(#[source] reqwest::Error),
     /// The server does not have the version.
     #[error(
@@ -57,7 +57,7 @@ pub enum FetchError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The connection broke in every attempt.
-    #[error("downloading {url} broke off {tries} times")]
+    #[error("the download of {url} was interrupted {tries} times")]
     Interrupted {
         /// The requested URL.
         url: String,
@@ -67,7 +67,7 @@ pub enum FetchError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The list of checksums does not contain the file's.
-    #[error("{url} holds no SHA-256 checksum for {file}")]
+    #[error("{url} has no SHA-256 checksum for {file}")]
     NoChecksum {
         /// The URL of the list.
         url: String,
@@ -122,7 +122,7 @@ impl FetchError {
                  https://github.com/etcd-io/etcd/releases those of etcd; a mirror may not have them all"
             }
             Self::Status { .. } => {
-                "a proxy may be in the way (https_proxy, no_proxy), or the server is in trouble: try again later"
+                "a proxy may be in the way (https_proxy, no_proxy), or the server fails: try again later"
             }
             Self::Unreachable { .. } => {
                 "is this host allowed to reach the internet? Try a login node, set https_proxy, name a nearer \

@@ -28,7 +28,7 @@ const STALE_AFTER: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseStoreError {
     /// The file system or the quota is full.
-    #[error("there is no room left in {}{}", .dir.display(), and_needed(.needed))]
+    #[error("no space is left in {}{}", .dir.display(), and_needed(.needed))]
     NoRoom {
         /// The directory.
         dir: PathBuf,
@@ -447,7 +447,7 @@ mod tests {
             let error = classified(full);
             assert_eq!(
                 error.to_string(),
-                "there is no room left in /data, and 3.00 MiB more must be written"
+                "no space is left in /data, and 3.00 MiB more must be written"
             );
             assert!(error.hint().unwrap().contains("--into DIR"));
         }

@@ -27,7 +27,7 @@ pub enum VersionProbeError {
     #[error("it didn't exit within {} s", .0.as_secs())]
     TimedOut(Duration),
     /// Its output is not a version.
-    #[error("`{arguments}` printed {output:?}, which is no version")]
+    #[error("`{arguments}` printed {output:?}, which is not a version")]
     NotVersion {
         /// The arguments.
         arguments: String,
@@ -145,7 +145,10 @@ mod tests {
         let error = probe(ReleaseComponent::ApiServer, "sleep 60").unwrap_err();
         assert_eq!(error, "it didn't exit within 5 s");
         let error = probe(ReleaseComponent::ApiServer, "echo hello; exit 1").unwrap_err();
-        assert_eq!(error, "`--version` printed \"hello\", which is no version");
+        assert_eq!(
+            error,
+            "`--version` printed \"hello\", which is not a version"
+        );
         let error = probe(ReleaseComponent::Etcd, "yes").unwrap_err();
         assert!(
             error.starts_with("`--version` printed \"y\\ny\\n"),

@@ -1,7 +1,7 @@
 //! Users with `get` on `nodes/proxy`, as monitoring often has, who try to run commands in pods: a WebSocket begins with a GET, and
 //! the API server proxies it to the kubelet with its own credentials.
 //!
-//! docs/architecture.md, "The kubelet's API", lists which requests are rejected.
+//! docs/kubelet-api.md lists which requests are rejected.
 
 use e2e::{Lab, TestCluster, WAIT_FOR_SIGTERM, script_pod};
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ fn get_on_nodes_proxy_cannot_exec_in_pods() {
     let tunnel = format!("tunnel 8080 '{of_pod}/portforward'");
     request(&getter, &tunnel).assert_rejected(403, "is forbidden");
 
-    // A gap in upstream: port-forward needs no query. If this is rejected one day, update docs/architecture.md.
+    // A gap in upstream: port-forward needs no query. If this is rejected one day, update docs/kubelet-api.md.
     let http_request = "printf 'GET /passwd HTTP/1.0\\r\\n\\r\\n'";
     let path = format!("'{through}/portForward/default/p'");
     for args in [

@@ -40,7 +40,7 @@ pub enum NodeEvent {
     Registered,
     /// Slurm has signalled the agent: the job ends.
     JobEnding,
-    /// Its agent cannot go on.
+    /// Its agent cannot continue.
     Failed(String),
     /// Its agent has left in order.
     Left,

@@ -85,7 +85,7 @@ pub struct JoinResponse {
     pub kubernetes_version: String,
     /// The job, and the step whose tasks wait for the leader, if any.
     pub job: (u32, Option<u32>),
-    /// The cluster's mark, the value of [`crate::WORKLOAD_MARK`] and [`crate::PODS_MARK`].
+    /// The cluster's mark, the value of [`crate::WORKLOAD_MARK`].
     pub mark: String,
     /// The node's pod range.
     pub pod_cidr: String,
@@ -119,7 +119,7 @@ pub enum AgentMessage {
     Registered,
     /// Slurm has signalled the agent: the job ends.
     JobEnding,
-    /// The agent cannot go on.
+    /// The agent cannot continue.
     Failed(String),
     /// The agent has stopped its pods and removed its files.
     Left,

@@ -21,13 +21,13 @@ pub enum KubernetesCommand {
     /// Download the official release of Kubernetes and etcd
     ///
     /// Coracle runs upstream's own kube-apiserver, kube-controller-manager, kube-scheduler and etcd.
-    /// This downloads them, and kubectl, from where upstream publishes them, checks their SHA-256
-    /// checksums, and installs them for you alone in ~/.local/share/coracle/kubernetes/VERSION. It
-    /// takes some 400 MB and has to be done once, on a host that reaches the internet; compute nodes
-    /// need not.
+    /// This command downloads them, and kubectl, from upstream's servers, checks their SHA-256
+    /// checksums, and installs them for you alone in ~/.local/share/coracle/kubernetes/VERSION. Run
+    /// it once, on a host with access to the internet, which compute nodes do not need. It needs
+    /// about 400 MB of disk space.
     ///
-    /// When it is interrupted, run it again: it resumes where it stopped. Proxies are taken from
-    /// https_proxy and no_proxy.
+    /// An interrupted download is resumed by the next call. Proxies are taken from https_proxy and
+    /// no_proxy.
     #[command(after_help = "Examples:
   coracle kubernetes fetch
   coracle kubernetes fetch --version v1.36.0
@@ -36,9 +36,9 @@ pub enum KubernetesCommand {
 
     /// Install Kubernetes from programs that are on this machine already
     ///
-    /// For hosts without internet, and for your own builds: DIR holds kube-apiserver,
-    /// kube-controller-manager, kube-scheduler, etcd and kubectl. Each is checked to be a program for
-    /// this machine that prints its version, and copied to
+    /// For hosts without internet, and for your own builds: DIR contains kube-apiserver,
+    /// kube-controller-manager, kube-scheduler, etcd and kubectl. This command checks that each is a
+    /// program for this machine and prints its version, and copies it to
     /// ~/.local/share/coracle/kubernetes/VERSION.
     #[command(after_help = "Examples:
   coracle kubernetes import ./kubernetes/server/bin
@@ -47,8 +47,8 @@ pub enum KubernetesCommand {
 
     /// Prepare the store that new clusters start from
     ///
-    /// `fetch`, `import` and the first cluster of a release do this by themselves. Where a release is
-    /// installed for everybody, in a directory that users can't write to, its owner does it once.
+    /// `fetch`, `import` and the first cluster of a release do this automatically. If a release is
+    /// installed for all users, in a directory that they can't write to, its owner runs this once.
     Prepare(WhichArgs),
 
     /// List the versions that are installed, and which one is used
@@ -62,7 +62,7 @@ pub enum KubernetesCommand {
 /// Options of `coracle kubernetes ls` and `prepare`.
 #[derive(Debug, Args)]
 pub struct WhichArgs {
-    /// Look here only: in a directory of releases, or one release [env: CORACLE_KUBERNETES]
+    /// Search only this directory of releases, or use this release [env: CORACLE_KUBERNETES]
     #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
 }
@@ -71,11 +71,11 @@ pub struct WhichArgs {
 #[derive(Debug, Args)]
 #[command(disable_version_flag = true)]
 pub struct FetchArgs {
-    /// Which Kubernetes, for example v1.37.1
+    /// The version of Kubernetes, for example v1.37.1
     #[arg(long, value_name = "V", default_value = PINNED_KUBERNETES)]
     version: String,
 
-    /// Which etcd, the store behind it, for example v3.7.0
+    /// The version of etcd, for example v3.7.0
     #[arg(long, value_name = "V", default_value = PINNED_ETCD)]
     etcd_version: String,
 
@@ -108,12 +108,12 @@ impl From<FetchArgs> for FetchOptions {
 #[derive(Debug, Args)]
 #[command(disable_version_flag = true)]
 pub struct ImportArgs {
-    /// Where kube-apiserver, kube-controller-manager, kube-scheduler, etcd and kubectl are (or links
-    /// with these names to one program `kube`)
+    /// The directory with kube-apiserver, kube-controller-manager, kube-scheduler, etcd and kubectl (or
+    /// links with these names to one program `kube`)
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 
-    /// Which version they are; by default the version that kube-apiserver reports
+    /// Their version (default: the version that kube-apiserver reports)
     #[arg(long, value_name = "V")]
     version: Option<String>,
 

@@ -99,8 +99,8 @@ pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> 
         }
         has_options = true;
     }
-    let nothing = query.services.is_empty() && query.files.is_empty();
-    if has_query && nothing {
+    let selects_nothing = query.services.is_empty() && query.files.is_empty();
+    if has_query && selects_nothing {
         return Err(NodeLogsError::Undecodable(format!(
             "query: Invalid value: [{}]: may not be empty",
             queries.join(", ")
@@ -109,13 +109,13 @@ pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> 
     if !has_options {
         return Ok(None);
     }
-    query.check(nothing)?;
+    query.check(selects_nothing)?;
     Ok(Some(query))
 }
 
 impl NodeLogsQuery {
-    fn check(&self, nothing: bool) -> Result<(), NodeLogsError> {
-        let problem = if nothing {
+    fn check(&self, selects_nothing: bool) -> Result<(), NodeLogsError> {
+        let problem = if selects_nothing {
             "query: Required value: cannot be empty with options".to_owned()
         } else if !self.files.is_empty() && !self.services.is_empty() {
             "query: Invalid value: cannot specify a file and service".to_owned()

@@ -15,7 +15,7 @@ use crate::streams::{
 /// Time limit for a client to open its streams.
 pub(super) const STREAM_CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a version of the protocol supports.
+/// The features of a version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpdyVersion {
     resize: bool,

@@ -1,7 +1,7 @@
 //! nftables of a network namespace, over netlink: tables, chains, rules, sets and maps of family `ip`, in atomic transactions.
 //!
-//! Only what our rules need, as thin types over the kernel's attributes (`linux/netfilter/nf_tables.h`). `nft list ruleset` shows
-//! the result, and the tests compare with it.
+//! Covers only the features that our rules need, as thin types over the kernel's attributes (`linux/netfilter/nf_tables.h`). The
+//! tests compare the result with the output of `nft list ruleset`.
 
 mod expression;
 mod transaction;
@@ -14,7 +14,8 @@ pub use expression::{
     Verdict,
 };
 pub use transaction::{
-    ChainHook, ChainKind, Data, Element, Field, HookPoint, MapData, SetFlags, SetSpec, Transaction,
+    ChainHook, ChainKind, ElementData, HookPoint, MapData, SetElement, SetField, SetFlags, SetSpec,
+    Transaction,
 };
 
 use std::io;

@@ -24,14 +24,19 @@ fn services(transaction: &mut Transaction) {
     transaction.add_table();
     transaction.add_set(&SetSpec {
         name: "services".to_owned(),
-        key: vec![Field::Address, Field::Protocol, Field::Port],
+        key: vec![SetField::Address, SetField::Protocol, SetField::Port],
         data: Some(MapData::Verdicts),
         flags: SetFlags::default(),
     });
     transaction.add_set(&SetSpec {
         name: "endpoints".to_owned(),
-        key: vec![Field::Address, Field::Protocol, Field::Port, Field::Index],
-        data: Some(MapData::Fields(vec![Field::Address, Field::Port])),
+        key: vec![
+            SetField::Address,
+            SetField::Protocol,
+            SetField::Port,
+            SetField::Index,
+        ],
+        data: Some(MapData::Fields(vec![SetField::Address, SetField::Port])),
         flags: SetFlags::default(),
     });
     let [daddr, protocol, port, index] = [0, 1, 2, 3].map(Register::at);
@@ -76,7 +81,7 @@ fn services(transaction: &mut Transaction) {
     let service = [[100, 96, 0, 1], [6, 0, 0, 0], [0, 80, 0, 0]].concat();
     transaction.add_elements(
         "services",
-        &[Element::with_verdict(
+        &[SetElement::with_verdict(
             service.clone(),
             Verdict::Goto("random-2".to_owned()),
         )],
@@ -85,7 +90,7 @@ fn services(transaction: &mut Transaction) {
         .map(|index| {
             let key = [service.clone(), index.to_ne_bytes().to_vec()].concat();
             let value = [address(2 + index as u8), [0x1f, 0x90, 0, 0]].concat();
-            Element::with_value(key, value)
+            SetElement::with_value(key, value)
         })
         .collect();
     transaction.add_elements("endpoints", &endpoints);
@@ -142,7 +147,7 @@ fn every_expression_is_accepted_by_the_kernel() {
         transaction.add_chain("source", base(ChainKind::Nat, HookPoint::Postrouting, 100));
         transaction.add_set(&SetSpec {
             name: "networks".to_owned(),
-            key: vec![Field::Address],
+            key: vec![SetField::Address],
             data: None,
             flags: SetFlags {
                 intervals: true,
@@ -151,12 +156,15 @@ fn every_expression_is_accepted_by_the_kernel() {
         });
         transaction.add_elements(
             "networks",
-            &[Element::key([10, 0, 0, 0]), Element::end([11, 0, 0, 0])],
+            &[
+                SetElement::key([10, 0, 0, 0]),
+                SetElement::end([11, 0, 0, 0]),
+            ],
         );
         transaction.add_set(&SetSpec {
             name: "affinity".to_owned(),
-            key: vec![Field::Address, Field::Address],
-            data: Some(MapData::Fields(vec![Field::Address, Field::Port])),
+            key: vec![SetField::Address, SetField::Address],
+            data: Some(MapData::Fields(vec![SetField::Address, SetField::Port])),
             flags: SetFlags {
                 intervals: false,
                 dynamic: true,
@@ -278,12 +286,12 @@ fn many_elements_are_split_into_lists() {
         transaction.add_table();
         transaction.add_set(&SetSpec {
             name: "pods".to_owned(),
-            key: vec![Field::Address],
+            key: vec![SetField::Address],
             data: None,
             flags: SetFlags::default(),
         });
         let elements: Vec<_> = (0..5000u32)
-            .map(|n| Element::key(n.to_be_bytes()))
+            .map(|n| SetElement::key(n.to_be_bytes()))
             .collect();
         transaction.add_elements("pods", &elements);
         assert!(transaction.size() < Transaction::MAX_SIZE);

@@ -63,7 +63,7 @@ pub struct ChainHook {
 
 /// A part of a key or of data. Parts of concatenations are aligned to four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
+pub enum SetField {
     /// An IPv4 address.
     Address,
     /// A port, in network byte order.
@@ -78,7 +78,7 @@ pub enum Field {
     Interface,
 }
 
-impl Field {
+impl SetField {
     fn length(self) -> u32 {
         match self {
             Self::Protocol => 1,
@@ -105,7 +105,7 @@ impl Field {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapData {
     /// Values.
-    Fields(Vec<Field>),
+    Fields(Vec<SetField>),
     /// Verdicts.
     Verdicts,
 }
@@ -125,7 +125,7 @@ pub struct SetSpec {
     /// Its name.
     pub name: String,
     /// The parts of its keys.
-    pub key: Vec<Field>,
+    pub key: Vec<SetField>,
     /// The data, if it is a map.
     pub data: Option<MapData>,
     /// Its properties.
@@ -134,7 +134,7 @@ pub struct SetSpec {
 
 /// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum ElementData {
     /// Bytes.
     Value(Vec<u8>),
     /// A verdict.
@@ -143,16 +143,16 @@ pub enum Data {
 
 /// An element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Element {
+pub struct SetElement {
     /// The key.
     pub key: Vec<u8>,
     /// The data, if it is an element of a map.
-    pub data: Option<Data>,
+    pub data: Option<ElementData>,
     /// In a set of intervals: the key is the first that is not in the interval before it.
     pub is_end: bool,
 }
 
-impl Element {
+impl SetElement {
     /// An element of a set.
     pub fn key(key: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -173,7 +173,7 @@ impl Element {
     /// An element of a map.
     pub fn with_value(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Self {
         Self {
-            data: Some(Data::Value(value.into())),
+            data: Some(ElementData::Value(value.into())),
             ..Self::key(key)
         }
     }
@@ -181,7 +181,7 @@ impl Element {
     /// An element of a verdict map.
     pub fn with_verdict(key: impl Into<Vec<u8>>, verdict: Verdict) -> Self {
         Self {
-            data: Some(Data::Verdict(verdict)),
+            data: Some(ElementData::Verdict(verdict)),
             ..Self::key(key)
         }
     }
@@ -330,7 +330,11 @@ impl Transaction {
     }
 
     /// Adds elements to a set or map. An element of a map that exists with other data is an error.
-    pub fn add_elements<'a>(&mut self, set: &str, elements: impl IntoIterator<Item = &'a Element>) {
+    pub fn add_elements<'a>(
+        &mut self,
+        set: &str,
+        elements: impl IntoIterator<Item = &'a SetElement>,
+    ) {
         self.elements(NEW_ELEMENTS, libc::NLM_F_CREATE, set, elements);
     }
 
@@ -338,7 +342,7 @@ impl Transaction {
     pub fn delete_elements<'a>(
         &mut self,
         set: &str,
-        elements: impl IntoIterator<Item = &'a Element>,
+        elements: impl IntoIterator<Item = &'a SetElement>,
     ) {
         self.elements(DELETE_ELEMENTS, 0, set, elements);
     }
@@ -348,7 +352,7 @@ impl Transaction {
         kind: u16,
         flags: i32,
         set: &str,
-        elements: impl IntoIterator<Item = &'a Element>,
+        elements: impl IntoIterator<Item = &'a SetElement>,
     ) {
         let table = self.table.clone();
         let mut elements = elements.into_iter().peekable();
@@ -387,13 +391,13 @@ impl Transaction {
     }
 }
 
-impl Element {
+impl SetElement {
     fn encode(&self, message: &mut NetlinkMessage) {
         let element = message.nest(LIST_ELEM);
         data_value(message, 1, &self.key);
         match &self.data {
-            Some(Data::Value(value)) => data_value(message, 2, value),
-            Some(Data::Verdict(verdict)) => {
+            Some(ElementData::Value(value)) => data_value(message, 2, value),
+            Some(ElementData::Verdict(verdict)) => {
                 let data = message.nest(2);
                 verdict.encode(message);
                 message.end_nest(data);
@@ -427,14 +431,14 @@ fn set_flags(set: &SetSpec) -> u32 {
 }
 
 /// The type number of a concatenation: six bits for each part.
-fn concatenated_type(fields: &[Field]) -> u32 {
+fn concatenated_type(fields: &[SetField]) -> u32 {
     fields
         .iter()
         .fold(0, |number, field| number << 6 | field.type_number())
 }
 
 /// The length of a key or of data: parts of concatenations are aligned.
-fn fields_length(fields: &[Field]) -> u32 {
+fn fields_length(fields: &[SetField]) -> u32 {
     match fields {
         [field] => field.length(),
         fields => fields

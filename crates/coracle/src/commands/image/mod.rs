@@ -32,10 +32,10 @@ use progress_stream::ProgressStream;
 pub enum ImageCommand {
     /// Pull images from their registries
     ///
-    /// They are kept compressed in ~/.local/share/coracle/images, where the nodes of every cluster of yours find
-    /// them: a pod with `imagePullPolicy: IfNotPresent` then starts without asking a registry. Credentials are
-    /// taken from ~/.docker/config.json; mirrors and registries without TLS are named in
-    /// ~/.config/coracle/registries.toml (docs/images.md).
+    /// They are stored compressed in ~/.local/share/coracle/images, for the nodes of all of your clusters: a pod
+    /// with `imagePullPolicy: IfNotPresent` then starts without a request to a registry. Credentials come from
+    /// ~/.docker/config.json; ~/.config/coracle/registries.toml configures mirrors and registries without TLS
+    /// (docs/images.md).
     #[command(after_help = "Examples:
   coracle image pull busybox registry.k8s.io/pause:3.10
   coracle image pull registry.site.example:5000/team/app@sha256:…")]
@@ -43,8 +43,8 @@ pub enum ImageCommand {
 
     /// Load images from an archive
     ///
-    /// The archive is one of `docker save` or `podman save`, or an OCI image layout, as a file, a directory or
-    /// through a pipe; it may be compressed.
+    /// The archive is from `docker save` or `podman save`, or an OCI image layout: a file, a directory or standard
+    /// input. It may be compressed.
     #[command(after_help = "Examples:
   docker save app:1 | ssh cluster coracle image load
   coracle image load -i app.tar.gz
@@ -63,7 +63,7 @@ pub enum ImageCommand {
 
     /// Remove images from the store
     ///
-    /// A name with a digest (NAME@sha256:…) stands for every tag of that name that the image has: all of them go.
+    /// A name with a digest (NAME@sha256:…) removes all tags of that name that refer to the image.
     Rm(RmArgs),
 
     /// Free disk space: remove data that no image needs, and images by age and size

@@ -13,7 +13,7 @@ fn links(survey: &Survey) -> Finding {
         id: "bridge-and-veth",
         area: "network",
         title: "bridge and veth",
-        with_it: "pods of one node talk to each other at kernel speed",
+        with_it: "pods of one node reach each other at kernel speed",
         without_it: "no pod network: only pods with hostNetwork can run",
     };
     match probe_result(survey, "bridge") {

@@ -45,7 +45,7 @@ fn user_namespaces(survey: &Survey) -> Finding {
         area: "pods",
         title: "user namespaces",
         with_it: "every pod gets its own file systems, processes and network, with no root on the host",
-        without_it: "no pods: nothing else can stand in for them yet",
+        without_it: "no pods: there is no alternative to them yet",
     };
     let sysctl = |name: &str| survey.sysctls.get(name).map(String::as_str);
     let limit = sysctl("user.max_user_namespaces").and_then(|value| value.parse::<u64>().ok());

@@ -108,7 +108,7 @@ fn fuse(survey: &Survey) -> Finding {
         id: "fuse",
         area: "storage",
         title: "FUSE",
-        with_it: "stands in for overlayfs where the kernel can't stack layers",
+        with_it: "replaces overlayfs where the kernel can't stack layers",
         without_it: "nothing is lost while overlayfs works; otherwise every container gets a copy of its image",
     };
     match probe_result(survey, "fuse") {
