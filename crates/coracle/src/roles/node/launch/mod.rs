@@ -25,7 +25,7 @@ use super::hub::NodeHub;
 use super::image_list::ImageList;
 use crate::node_dir::{self, NodeDir};
 use crate::pod_lock;
-use crate::roles::remove;
+use crate::roles::remove::{self, RemovedDir};
 use crate::roles::sandbox::SandboxConfig;
 use crate::snapshotter;
 
@@ -107,14 +107,22 @@ impl Launcher for NodeLauncher {
     }
 
     fn remove(&self, dir: PathBuf) -> BoxFuture<'_, std::io::Result<()>> {
-        // A sandbox removes its pod's cgroup itself, unless it was killed.
-        if let (Some(pods_cgroup), Some(uid)) = (&self.pods_cgroup, dir.file_name()) {
-            let group = sandbox::runtime::pod_cgroup(pods_cgroup, &uid.to_string_lossy());
-            if let Err(error) = group.remove() {
-                tracing::warn!(group = %group.path().display(), %error, "cannot remove the pod's cgroup");
-            }
+        if dir.parent() != Some(&*self.node_dir.dir.join("pods")) {
+            return remove::run_process(dir, RemovedDir::Volume).boxed();
         }
-        remove::run_process(dir).boxed()
+        async move {
+            let uid = dir.file_name().unwrap_or_default().to_owned();
+            remove::run_process(dir, RemovedDir::Pod).await?;
+            // A sandbox removes its pod's cgroup itself, unless it was killed.
+            if let Some(pods_cgroup) = &self.pods_cgroup {
+                let group = sandbox::runtime::pod_cgroup(pods_cgroup, &uid.to_string_lossy());
+                if let Err(error) = group.remove() {
+                    tracing::warn!(group = %group.path().display(), %error, "cannot remove the pod's cgroup");
+                }
+            }
+            Ok(())
+        }
+        .boxed()
     }
 
     fn images(&self) -> BoxFuture<'_, Vec<ContainerImage>> {
