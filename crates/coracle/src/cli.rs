@@ -77,6 +77,9 @@ pub enum InternalCommand {
     },
     /// Removes a directory that containers have written to
     Remove {
+        /// The directory is that of a pod: do not remove it while the pod runs
+        #[arg(long)]
+        pod: bool,
         /// The directory
         dir: PathBuf,
     },

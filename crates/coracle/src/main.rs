@@ -62,7 +62,7 @@ fn main() -> ExitCode {
             InternalCommand::PodJob => pod_job::main(),
             InternalCommand::Probe { name } => probe::main(&name),
             InternalCommand::Receive { dir } => receive::main(&dir),
-            InternalCommand::Remove { dir } => remove::main(&dir),
+            InternalCommand::Remove { dir, pod } => remove::main(&dir, pod),
             InternalCommand::Sandbox { .. } => sandbox::main(),
         },
     };

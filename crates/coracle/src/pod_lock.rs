@@ -70,6 +70,11 @@ fn is_file_of(file: &File, dir: &Path) -> bool {
     opened.is_ok_and(|opened| current.is_ok_and(|current| current == opened))
 }
 
+/// Whether there is a lock file. Opens no descriptor, so it does not release a lock of the calling process.
+pub fn exists(dir: &Path) -> io::Result<bool> {
+    dir.join(LOCK_FILE).try_exists()
+}
+
 /// Kills the process that holds the lock, if it is not the calling one. Returns whether there was one.
 pub fn kill_holder(dir: &Path) -> bool {
     // The pid cannot be reused while the process still holds the lock.

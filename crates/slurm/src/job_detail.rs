@@ -63,6 +63,8 @@ pub struct JobDetail {
     pub job_id: u32,
     /// `RUNNING`, `PENDING`, …
     pub state: Option<String>,
+    /// Why it is in this state: `NodeDown`, `Resources`, …; `None` without a reason.
+    pub reason: Option<String>,
     /// Its partition.
     pub partition: Option<String>,
     /// When Slurm will end it, in seconds since 1970.
@@ -71,7 +73,38 @@ pub struct JobDetail {
     pub nodes: Vec<NodeShare>,
 }
 
+/// What happened to a job's processes on one of its nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeFate {
+    /// The job still has the node, or has ended with its processes.
+    Kept,
+    /// The node failed, or another one did and Slurm ended the job.
+    Failed,
+    /// Slurm ended the job, with this state: `CANCELLED`, `TIMEOUT`, …
+    JobEnded(String),
+    /// The job is ending, and Slurm does not show why.
+    Unknown,
+}
+
 impl JobDetail {
+    /// What happened to the job's processes on `node`.
+    pub fn fate_of(&self, node: &str) -> NodeFate {
+        match (self.state.as_deref(), self.reason.as_deref()) {
+            // Slurm hides the state of a job while the job's last processes are killed.
+            (Some("NODE_FAIL" | "BOOT_FAIL"), _) | (Some("COMPLETING"), Some("NodeDown")) => {
+                NodeFate::Failed
+            }
+            (Some("COMPLETING") | None, _) => NodeFate::Unknown,
+            (Some("COMPLETED" | "FAILED"), _) => NodeFate::Kept,
+            (Some(state), _) if self.has_ended() => NodeFate::JobEnded(state.to_owned()),
+            // Slurm removes a failed node from a job with --no-kill, which goes on without it.
+            _ if self.nodes.iter().all(|share| share.node != node) && !self.nodes.is_empty() => {
+                NodeFate::Failed
+            }
+            _ => NodeFate::Kept,
+        }
+    }
+
     /// Whether it has ended and will not be requeued.
     pub fn has_ended(&self) -> bool {
         let state = self.state.as_deref();
@@ -91,6 +124,7 @@ pub fn parse_job_detail(text: &str) -> Result<JobDetail, String> {
         .ok_or("its JobId is not a number")?;
 
     let line = |key: &str| only_line(text, key);
+    let state_line = line("   JobState=")?;
     let dates = line("   StartTime=")?;
     let partition_line = line("   Partition=")?;
     let node_list = line("   NodeList=")?
@@ -99,7 +133,11 @@ pub fn parse_job_detail(text: &str) -> Result<JobDetail, String> {
 
     Ok(JobDetail {
         job_id,
-        state: line("   JobState=")?.and_then(|line| non_null(field(line, "JobState="))),
+        state: non_null(state_line.and_then(|line| field(line, "JobState="))),
+        reason: state_line
+            .and_then(|line| field(line, "Reason="))
+            .filter(|reason| !["None", "(null)"].contains(reason))
+            .map(str::to_owned),
         partition: non_null(partition_line.and_then(|line| field(line, "Partition="))),
         end_time: dates
             .and_then(|line| field(line, "EndTime="))
@@ -254,6 +292,30 @@ mod tests {
         insta::assert_debug_snapshot!(
             parse_job_detail(include_str!("../fixtures/job-26.05.txt")).unwrap()
         );
+    }
+
+    #[test]
+    fn fate_of_a_node_follows_from_state_reason_and_nodes() {
+        let text = include_str!("../fixtures/job-26.05.txt");
+        let fate = |state: &str| {
+            let text = text.replace("JobState=RUNNING Reason=None", state);
+            parse_job_detail(&text).unwrap().fate_of("gpu-a01")
+        };
+        assert_eq!(fate("JobState=RUNNING Reason=None"), NodeFate::Kept);
+        assert_eq!(fate("JobState=NODE_FAIL Reason=NodeDown"), NodeFate::Failed);
+        assert_eq!(
+            fate("JobState=COMPLETING Reason=NodeDown"),
+            NodeFate::Failed
+        );
+        assert_eq!(fate("JobState=COMPLETING Reason=None"), NodeFate::Unknown);
+        assert_eq!(fate("JobState=COMPLETED Reason=None"), NodeFate::Kept);
+        assert_eq!(
+            fate("JobState=TIMEOUT Reason=TimeLimit"),
+            NodeFate::JobEnded("TIMEOUT".to_owned())
+        );
+        // With --no-kill the job goes on without a failed node.
+        let detail = parse_job_detail(text).unwrap();
+        assert_eq!(detail.fate_of("gpu-a04"), NodeFate::Failed);
     }
 
     #[test]

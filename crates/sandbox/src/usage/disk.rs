@@ -19,7 +19,7 @@ use tokio::sync::watch;
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
 /// At most 1/20 of the time is spent on walking.
 const WALK_TIME_DIVISOR: u32 = 20;
-/// The usage of directories with more files is not reported: walking them would take minutes.
+/// Files beyond this number are not counted: walking them would take minutes. The kubelet's eviction ranking knows this limit.
 const MAX_FILES: u64 = 500_000;
 /// How long a request waits for the first walk of a directory.
 const FIRST_WALK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ pub struct DiskUsageCache(Rc<RefCell<HashMap<PathBuf, CachedUsage>>>);
 type Measure = fn(&Path) -> Option<DiskUsage>;
 
 struct CachedUsage {
-    /// `None` during the first walk, and if the directory has too many files.
+    /// `None` during the first walk, and if it failed.
     usage: Option<DiskUsage>,
     /// When to walk it again; `None` during a walk.
     due: Option<Instant>,
@@ -127,15 +127,20 @@ fn file_system_usage(path: &Path) -> Option<DiskUsage> {
     })
 }
 
-/// Sums up a directory; `None` if it has too many files or does not exist. Unreadable files and mounts below it don't count.
+/// Sums up a directory; `None` if it does not exist. Unreadable files and mounts below it don't count.
 fn walk(dir: &Path) -> Option<DiskUsage> {
+    walk_up_to(MAX_FILES, dir)
+}
+
+/// Sums up a directory of at most `max_files` files. If there are more, `used` is a lower bound, and `inodes` is `max_files`.
+fn walk_up_to(max_files: u64, dir: &Path) -> Option<DiskUsage> {
     let mut usage = DiskUsage {
         used: 0,
         inodes: 0,
         file_system: file_system(dir)?,
     };
     let mut linked = HashSet::new();
-    let extent = linux::walk::walk(dir, MAX_FILES, Unreadable::Skip, &mut |_, found| {
+    let extent = linux::walk::walk(dir, max_files, Unreadable::Skip, &mut |_, found| {
         let is_dir = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
         let has_links = found.st_nlink > 1 && !is_dir;
         if has_links && !linked.insert(FileId::from(found)) {
@@ -146,10 +151,11 @@ fn walk(dir: &Path) -> Option<DiskUsage> {
         usage.inodes += 1;
         Ok(())
     });
-    match extent.ok()? {
-        WalkOutcome::Complete | WalkOutcome::Changed => Some(usage),
-        WalkOutcome::LimitReached => None,
+    if extent.ok()? == WalkOutcome::LimitReached {
+        // Hard links count once, so fewer may have been counted.
+        usage.inodes = max_files;
     }
+    Some(usage)
 }
 
 #[cfg(test)]
@@ -183,6 +189,21 @@ mod tests {
                 assert!(file_system.used > first.used && file_system.inodes > 4);
             })
             .await;
+    }
+
+    #[test]
+    fn directory_with_too_many_files_counts_up_to_the_limit() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("0");
+        std::fs::write(&file, vec![1; 64 << 10]).unwrap();
+        for name in 1..10 {
+            std::fs::hard_link(&file, home.path().join(name.to_string())).unwrap();
+        }
+        let whole = walk_up_to(11, home.path()).unwrap();
+        assert_eq!(whole.inodes, 2);
+        let part = walk_up_to(10, home.path()).unwrap();
+        assert!((64 << 10..=whole.used).contains(&part.used), "{part:?}");
+        assert_eq!(part.inodes, 10);
     }
 
     #[tokio::test]

@@ -31,12 +31,13 @@ done
 shift
 "#;
 
-/// Executes `coracle run`, either at once or when the bundle has arrived; removes the directory if it is terminated before. Other tasks
+/// Reports the job, then executes `coracle run`, either at once or when the bundle has arrived; removes the directory if it is terminated before. Other tasks
 /// than the first wait for a signal, as in `waiting_tasks.rs`.
 ///
 /// The receiver removes the directory if it fails. Other users know its name by then and could create it again. So the script
 /// finds and executes the program through a descriptor of the directory that it has made.
 const START_SCRIPT: &str = r#"
+[ "${SLURM_PROCID:-0}" != 0 ] || echo "coracle-control: job $SLURM_JOB_ID $SLURMD_NODENAME" >&2
 [ $seen = no ] || exec "$program" "$@"
 if [ "${SLURM_PROCID:-0}" != 0 ]; then
   trap 'kill $!; exit 0' URG TERM INT HUP
@@ -70,6 +71,13 @@ pub struct CarryRequest {
     /// The job in which the node waits.
     pub job: u32,
     /// The first node of the job.
+    pub node: String,
+}
+
+/// The job of a leader, and the node on which the leader runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderLocation {
+    pub job: u32,
     pub node: String,
 }
 
@@ -108,6 +116,13 @@ pub fn parse_carry_request(line: &str) -> Option<CarryRequest> {
     let (job, node) = job_and_node(rest)?;
     let dir = carry::parse_dir(dir)?;
     Some(CarryRequest { dir, job, node })
+}
+
+/// Parses a control line that reports the leader's job.
+pub fn parse_location(line: &str) -> Option<LeaderLocation> {
+    let rest = line.strip_prefix(CONTROL_PREFIX)?.strip_prefix("job ")?;
+    let (job, node) = job_and_node(rest)?;
+    Some(LeaderLocation { job, node })
 }
 
 /// Finds the result of the check in a node's output.
@@ -206,8 +221,20 @@ mod tests {
             size_and_mtime: String::new(),
         }];
         let shell_args = start_args(echo, &needed, args);
-        let output = Command::new(SHELL).args(shell_args).output().unwrap();
+        let mut command = Command::new(SHELL);
+        command.args(shell_args).env("SLURM_JOB_ID", "7");
+        command.env("SLURMD_NODENAME", "node1");
+        let output = command.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "a b  --\n");
+        let reported = LeaderLocation {
+            job: 7,
+            node: "node1".to_owned(),
+        };
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(parse_location(&stderr), Some(reported));
+        // Only the leader reports.
+        let output = command.env("SLURM_PROCID", "1").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     }
 
     #[test]
@@ -218,6 +245,7 @@ mod tests {
         for other in [
             "coracle: ready",
             WORKLOAD_SUCCEEDED,
+            "coracle-control: job 43 node1",
             "coracle-control: carry /home/user1 43 node1",
             "coracle-control: carry /tmp/coracle-carried.0123456789abcdef node1",
         ] {

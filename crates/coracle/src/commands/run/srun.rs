@@ -6,14 +6,14 @@ use std::process::{ExitStatus, Stdio};
 
 use anyhow::Context;
 use rustix::process::{Pid, Signal};
-use slurm::{Invocation, SlurmError};
+use slurm::{Invocation, JobDetail, NodeFate, Slurm, SlurmError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::file_check::{CONTROL_PREFIX, WORKLOAD_SUCCEEDED};
+use super::file_check::{CONTROL_PREFIX, LeaderLocation, WORKLOAD_SUCCEEDED, parse_location};
 use crate::exit;
 
 /// Limit on the output that is kept: the tail of standard error, or the head of standard output.
@@ -23,10 +23,13 @@ const LEADER_LINE_PREFIX: &str = "\ncoracle: ";
 
 /// A running `srun`.
 pub struct Srun {
+    slurm: Slurm,
     child: Child,
     /// The pipes of an srun from [`Srun::start_with_pipes`].
     pipes: Option<(ChildStdin, ChildStdout)>,
     stderr: JoinHandle<StderrSummary>,
+    /// Where the leader runs, if that is known before it reports it.
+    leader: Option<LeaderLocation>,
     /// Control lines from the node.
     control_lines: mpsc::UnboundedReceiver<String>,
 }
@@ -38,34 +41,46 @@ struct StderrSummary {
     tail: String,
     /// Whether the leader printed a line.
     has_leader_line: bool,
+    /// Where the leader runs, as the node reported.
+    leader: Option<LeaderLocation>,
     /// Whether the leader reported that the workload exited with 0.
     workload_succeeded: bool,
 }
 
 impl Srun {
     /// Starts an srun that inherits standard input and output.
-    pub fn start(invocation: &Invocation, terminal: bool) -> anyhow::Result<Self> {
+    pub fn start(slurm: &Slurm, invocation: &Invocation) -> anyhow::Result<Self> {
         let mut command = invocation.command();
-        if terminal {
-            // It must stay in the foreground process group of the terminal.
-            command = invocation.std_command().into();
-            command.kill_on_drop(true);
-            linux::process::set_death_signal_in_our_group(command.as_std_mut(), Signal::TERM);
-        } else {
-            linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::TERM);
-        }
-        Self::spawn(invocation, command)
+        linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::TERM);
+        Self::spawn(slurm, invocation, command)
+    }
+
+    /// Starts an srun that runs the leader in our terminal, where control lines cannot tell where that runs.
+    pub fn start_in_terminal(
+        slurm: &Slurm,
+        invocation: &Invocation,
+        leader: LeaderLocation,
+    ) -> anyhow::Result<Self> {
+        // It must stay in the foreground process group of the terminal.
+        let mut command: Command = invocation.std_command().into();
+        command.kill_on_drop(true);
+        linux::process::set_death_signal_in_our_group(command.as_std_mut(), Signal::TERM);
+        let srun = Self::spawn(slurm, invocation, command)?;
+        Ok(Self {
+            leader: Some(leader),
+            ..srun
+        })
     }
 
     /// Starts an srun that runs until [`Srun::finish`] closes its standard input.
-    pub fn start_with_pipes(invocation: &Invocation) -> anyhow::Result<Self> {
+    pub fn start_with_pipes(slurm: &Slurm, invocation: &Invocation) -> anyhow::Result<Self> {
         let mut command = invocation.command();
         linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::TERM);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Self::spawn(invocation, command)
+        Self::spawn(slurm, invocation, command)
     }
 
-    fn spawn(invocation: &Invocation, mut command: Command) -> anyhow::Result<Self> {
+    fn spawn(slurm: &Slurm, invocation: &Invocation, mut command: Command) -> anyhow::Result<Self> {
         tracing::debug!(command = invocation.display(), "starting srun");
         // With a terminal, the tasks' output goes there, so only Slurm's own messages come through this pipe.
         command.stderr(Stdio::piped());
@@ -79,6 +94,8 @@ impl Srun {
             }
         });
         Ok(Self {
+            slurm: slurm.clone(),
+            leader: None,
             pipes: child.stdin.take().zip(child.stdout.take()),
             child,
             stderr,
@@ -148,7 +165,7 @@ impl Srun {
         let _ = self.child.wait().await;
     }
 
-    /// Returns the workload's exit code, or an error if standard error shows that Slurm failed.
+    /// Returns the workload's exit code, or an error if Slurm failed.
     async fn exit_code(
         &mut self,
         status: ExitStatus,
@@ -162,9 +179,8 @@ impl Srun {
             // The job was still queued, or the leader got SIGINT, which srun was sent in place of `signal`.
             return Ok(exit::of_signal(signal));
         }
-        if status.success()
-            && !stderr.workload_succeeded
-            && let Some(message) = slurm::node_failure_message(&stderr.tail)
+        if !stderr.workload_succeeded
+            && let Some(message) = self.job_failure(status, &stderr).await
         {
             return Err(job_ended_early(&message).into());
         }
@@ -178,9 +194,46 @@ impl Srun {
             error => Err(cluster::slurm_failure(error).into()),
         }
     }
+
+    /// Why Slurm ended the job or its leader before the workload exited, if it did.
+    async fn job_failure(&self, status: ExitStatus, stderr: &StderrSummary) -> Option<String> {
+        let leader = self.leader.as_ref().or(stderr.leader.as_ref());
+        let Some(leader) = leader else {
+            return job_failure(None, status, &stderr.tail);
+        };
+        let detail = self.slurm.job_detail(leader.job).await;
+        if let Err(error) = &detail {
+            tracing::debug!(%error, job = leader.job, "cannot read the job's state");
+        }
+        let known = detail.ok().map(|detail| (detail, leader.node.as_str()));
+        job_failure(known, status, &stderr.tail)
+    }
 }
 
-/// Slurm lost the leader's node. srun does not count that as a failed task and exits with 0.
+/// Decides by the job's state whether Slurm ended the leader; by srun's messages only if the state is unknown. srun does not count the
+/// tasks of a failed node as failed, and may exit with 0.
+fn job_failure(
+    leader: Option<(JobDetail, &str)>,
+    status: ExitStatus,
+    stderr: &str,
+) -> Option<String> {
+    let message = slurm::node_failure_message(stderr);
+    let Some((job, node)) = leader else {
+        return message.filter(|_| status.success());
+    };
+    let id = job.job_id;
+    match job.fate_of(node) {
+        NodeFate::Kept => None,
+        NodeFate::Failed => Some(message.unwrap_or_else(|| format!("a node of job {id} failed"))),
+        // Otherwise the leader was told to end, or killed, and its exit code says so.
+        NodeFate::JobEnded(state) => status
+            .success()
+            .then(|| format!("the state of job {id} is {state}")),
+        NodeFate::Unknown => message.filter(|_| status.success()),
+    }
+}
+
+/// Slurm ended the job, or lost the leader's node.
 fn job_ended_early(message: &str) -> Failure {
     Failure::new(
         FailureCode::Broken,
@@ -252,6 +305,8 @@ async fn relay(
             filter.filter(&chunk[..count], |line| {
                 if line.trim_end() == WORKLOAD_SUCCEEDED {
                     summary.workload_succeeded = true;
+                } else if let Some(leader) = parse_location(&line) {
+                    summary.leader = Some(leader);
                 } else {
                     let _ = control_lines.send(line);
                 }
@@ -312,7 +367,68 @@ impl ControlLineFilter {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
+
+    #[test]
+    fn job_state_decides_whether_slurm_failed() {
+        let words = "coracle: ready\nsrun: error: Node failure on node1\n";
+        let failure = |state: Option<&str>, code: i32, stderr: &str| {
+            let detail = state.map(|state| {
+                let shown = format!(
+                    "JobId=12 JobName=x\n   JobState={state}\n   NodeList=node[1-2]\n     Nodes=node[1-2] CPU_IDs=0 Mem=0\n"
+                );
+                (slurm::parse_job_detail(&shown).unwrap(), "node1")
+            });
+            job_failure(detail, ExitStatus::from_raw(code << 8), stderr)
+        };
+        let running = Some("RUNNING Reason=None");
+        let failed = Some("NODE_FAIL Reason=NodeDown");
+        // The state is decisive, whatever srun has written.
+        assert_eq!(failure(running, 0, words), None);
+        assert_eq!(
+            failure(failed, 0, "").as_deref(),
+            Some("a node of job 12 failed")
+        );
+        assert_eq!(
+            failure(failed, 137, words).as_deref(),
+            Some("Node failure on node1")
+        );
+        let cancelled = Some("CANCELLED Reason=None");
+        assert_eq!(
+            failure(cancelled, 0, "").as_deref(),
+            Some("the state of job 12 is CANCELLED")
+        );
+        assert_eq!(failure(cancelled, 143, ""), None);
+        // Without a state, srun's messages are.
+        for unknown in [None, Some("COMPLETING Reason=None")] {
+            assert_eq!(
+                failure(unknown, 0, words).as_deref(),
+                Some("Node failure on node1")
+            );
+            assert_eq!(failure(unknown, 0, ""), None);
+            assert_eq!(failure(unknown, 1, words), None);
+        }
+    }
+
+    #[tokio::test]
+    async fn leader_location_is_read_from_control_lines() {
+        let text = "coracle-control: job 12 node1\ncoracle: ready\ncoracle-control: carry x\n";
+        let (sender, mut control_lines) = mpsc::unbounded_channel();
+        let summary = relay(text.as_bytes(), sender).await;
+        let leader = LeaderLocation {
+            job: 12,
+            node: "node1".to_owned(),
+        };
+        assert_eq!(summary.leader, Some(leader));
+        assert!(summary.has_leader_line && !summary.workload_succeeded);
+        // Only other control lines reach the caller.
+        assert_eq!(
+            control_lines.recv().await.as_deref(),
+            Some("coracle-control: carry x\n")
+        );
+    }
 
     #[test]
     fn only_control_lines_are_filtered() {

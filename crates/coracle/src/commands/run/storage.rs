@@ -10,7 +10,7 @@ use slurm::{Slurm, SlurmError};
 use tokio::task::{AbortHandle, JoinHandle};
 use volumes::provisioner::{self, Provisioner, RemoveDir};
 
-use crate::roles::remove;
+use crate::roles::remove::{self, RemovedDir};
 
 /// A running provisioner.
 pub struct StorageProvisioner {
@@ -109,7 +109,7 @@ impl VolumeOwner {
 }
 
 fn remove_dir() -> RemoveDir {
-    Arc::new(|dir| remove::run_process(dir).boxed())
+    Arc::new(|dir| remove::run_process(dir, RemovedDir::Volume).boxed())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use anyhow::Context;
 use slurm::{Allocation, Slurm, Submission};
 
 use super::RunSettings;
-use super::file_check::{self, CarryRequest, FileCheckResult};
+use super::file_check::{self, CarryRequest, FileCheckResult, LeaderLocation};
 use super::send_bundle::carry;
 use super::srun::{Srun, TerminationSignals};
 use super::workload::Workload;
@@ -107,7 +107,7 @@ impl<'a> SubmitRequest<'a> {
         let args = settings.args_inside();
         let shell_args = file_check::start_args(&self.bundle.program, &needed, args);
         let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
-        let mut srun = Srun::start(&invocation, false)?;
+        let mut srun = Srun::start(&self.slurm, &invocation)?;
         let carry_on_request = async |line: &str| match file_check::parse_carry_request(line) {
             Some(request) => carry(&self.slurm, self.bundle.clone(), &request).await,
             None => Ok(()),
@@ -120,7 +120,7 @@ impl<'a> SubmitRequest<'a> {
         let needed = self.bundle.needed_files();
         let shell_args = file_check::report_args(&self.bundle.program, &needed);
         let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
-        let mut holder = Srun::start_with_pipes(&invocation)?;
+        let mut holder = Srun::start_with_pipes(&self.slurm, &invocation)?;
         let check = match holder.read_stdout_until(file_check::parse_result).await? {
             Ok(result) => result,
             Err(code) => return Ok(code),
@@ -153,7 +153,11 @@ impl<'a> SubmitRequest<'a> {
         // Without it, srun would set it to the leader's node alone.
         let nodes = ("SLURM_JOB_NODELIST".to_owned(), check.nodes);
         invocation.env_set.push(nodes);
-        let mut srun = Srun::start(&invocation, true)?;
+        let leader = LeaderLocation {
+            job: check.job,
+            node: check.node,
+        };
+        let mut srun = Srun::start_in_terminal(&self.slurm, &invocation, leader)?;
         srun.run(async |_| Ok(())).await
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_protocol::Problem;
-use pod_protocol::usage::{ContainerUsage, PodUsage};
+use pod_protocol::usage::{ContainerUsage, DiskUsage, PodUsage};
 use quantity::Amount;
 
 use crate::node::pressure::{EvictionResource, Shortage};
@@ -14,6 +14,10 @@ use crate::pods::spec::{init_containers, is_being_deleted, is_critical, is_on_di
 
 /// A pod that exceeds its request by less than this is not the cause of a shortage.
 const MIN_EXCESS: u64 = 16 << 20;
+/// A sandbox stops counting a directory at this number of files, and reports what it has counted so far.
+const MAX_COUNTED_FILES: u64 = 500_000;
+/// The excess, at least, of a pod with more files than its sandbox counts: the others may be of any size.
+const UNCOUNTED_EXCESS: u64 = 1 << 30;
 
 /// A pod and its usage.
 #[derive(Debug)]
@@ -47,30 +51,37 @@ fn may_be_evicted(pod: &Pod) -> bool {
 /// The amount by which a pod exceeds its request.
 fn excess(candidate: &EvictionCandidate, resource: EvictionResource) -> u64 {
     let EvictionCandidate { pod, usage } = candidate;
-    let used = match resource {
-        EvictionResource::Memory => usage.memory.working_set,
+    let requested = requested(pod, resource_name(resource));
+    match resource {
+        EvictionResource::Memory => usage.memory.working_set.saturating_sub(requested),
         EvictionResource::Disk => {
-            let containers = usage
-                .containers
-                .iter()
-                .map(|container| used_by(container, resource));
-            let volumes = usage
-                .volumes
-                .iter()
-                .filter(|volume| is_on_disk(pod, &volume.name))
-                .map(|volume| volume.disk.used);
-            let etc = usage.etc.map(|etc| etc.used);
-            containers.chain(volumes).chain(etc).sum()
+            let used: u64 = ephemeral_disks(candidate).map(|disk| disk.used).sum();
+            let is_uncounted = ephemeral_disks(candidate).any(|d| d.inodes >= MAX_COUNTED_FILES);
+            let min_excess = if is_uncounted { UNCOUNTED_EXCESS } else { 0 };
+            used.saturating_sub(requested).max(min_excess)
         }
-    };
-    used.saturating_sub(requested(pod, resource_name(resource)))
+    }
+}
+
+/// The directories of a pod that count as ephemeral storage.
+fn ephemeral_disks(candidate: &EvictionCandidate) -> impl Iterator<Item = DiskUsage> {
+    let EvictionCandidate { pod, usage } = candidate;
+    let containers = usage.containers.iter().flat_map(container_disks);
+    let volumes = usage.volumes.iter();
+    let volumes = volumes
+        .filter(|volume| is_on_disk(pod, &volume.name))
+        .map(|volume| volume.disk);
+    containers.chain(volumes).chain(usage.etc)
+}
+
+fn container_disks(container: &ContainerUsage) -> impl Iterator<Item = DiskUsage> {
+    [container.root, container.logs].into_iter().flatten()
 }
 
 fn used_by(container: &ContainerUsage, resource: EvictionResource) -> u64 {
-    let disk = |part: &Option<pod_protocol::usage::DiskUsage>| part.map_or(0, |part| part.used);
     match resource {
         EvictionResource::Memory => container.memory.working_set,
-        EvictionResource::Disk => disk(&container.root) + disk(&container.logs),
+        EvictionResource::Disk => container_disks(container).map(|disk| disk.used).sum(),
     }
 }
 
@@ -226,5 +237,28 @@ mod tests {
         hosts.usage.etc = all[0].usage.volumes.first().map(|volume| volume.disk);
         all.push(hosts);
         assert_eq!(chosen(&all, EvictionResource::Disk).0, "hosts");
+    }
+
+    #[test]
+    fn pod_with_uncounted_files_ranks_as_large() {
+        let spec = |request: &str| {
+            json!({
+                "containers": [{ "name": "a", "resources": { "requests": { "ephemeral-storage": request } } }],
+                "volumes": [{ "name": "scratch", "emptyDir": {} }],
+            })
+        };
+        let mut many = candidate("many-files", spec("10Gi"), 0, 1);
+        let mut all = vec![candidate("writer", spec("0"), 0, 200)];
+        many.usage.volumes[0].disk.inodes = MAX_COUNTED_FILES;
+        all.push(many);
+        assert_eq!(chosen(&all, EvictionResource::Disk).0, "many-files");
+        all.push(candidate("largest", spec("0"), 0, 2000));
+        assert_eq!(chosen(&all, EvictionResource::Disk).0, "largest");
+        all.truncate(2);
+        all[1].usage.volumes[0].disk.inodes = MAX_COUNTED_FILES - 1;
+        assert_eq!(chosen(&all, EvictionResource::Disk).0, "writer");
+        // Files in volumes that are not ephemeral storage do not count.
+        all[1].usage.volumes[1].disk.inodes = MAX_COUNTED_FILES;
+        assert_eq!(chosen(&all, EvictionResource::Disk).0, "writer");
     }
 }

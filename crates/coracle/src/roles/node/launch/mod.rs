@@ -33,7 +33,7 @@ use super::hub::NodeHub;
 use super::image_list::ImageList;
 use crate::node_dir::{self, NodeDir};
 use crate::pod_lock;
-use crate::roles::remove;
+use crate::roles::remove::{self, RemovedDir};
 use crate::roles::sandbox::{SandboxConfig, sandbox_id};
 use crate::snapshotter;
 
@@ -103,7 +103,7 @@ impl Launcher for NodeLauncher {
         let dir = node_dir::local_volumes(&self.node_dir.dir).join(name);
         async move {
             match dir.exists() {
-                true => remove::run_process(dir).await,
+                true => remove::run_process(dir, RemovedDir::Volume).await,
                 false => Ok(()),
             }
         }

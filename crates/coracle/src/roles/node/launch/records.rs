@@ -12,7 +12,7 @@ use sandbox::lifecycle::checkpoint;
 use sandbox::logs::LogDir;
 
 use crate::node_dir;
-use crate::roles::remove;
+use crate::roles::remove::{self, RemovedDir};
 
 /// The records of the pods of this node.
 #[derive(Clone, Debug)]
@@ -68,19 +68,20 @@ impl PodRecords for NodeRecords {
     }
 
     fn remove(&self, uid: &str) -> BoxFuture<'_, io::Result<()>> {
-        // A sandbox removes its pod's cgroup itself, unless it was killed.
-        if let Some(pods_cgroup) = &self.pods_cgroup {
-            let group = sandbox::runtime::pod_cgroup(pods_cgroup, uid);
-            if let Err(error) = group.remove() {
+        let dir = node_dir::pod(&self.node_dir, uid);
+        let group = (self.pods_cgroup.as_ref())
+            .map(|pods_cgroup| sandbox::runtime::pod_cgroup(pods_cgroup, uid));
+        async move {
+            if dir.exists() {
+                remove::run_process(dir, RemovedDir::Pod).await?;
+            }
+            // A sandbox removes its pod's cgroup itself, unless it was killed.
+            if let Some(group) = group
+                && let Err(error) = group.remove()
+            {
                 tracing::warn!(group = %group.path().display(), %error, "cannot remove the pod's cgroup");
             }
-        }
-        let dir = node_dir::pod(&self.node_dir, uid);
-        async move {
-            match dir.exists() {
-                true => remove::run_process(dir).await,
-                false => Ok(()),
-            }
+            Ok(())
         }
         .boxed()
     }
