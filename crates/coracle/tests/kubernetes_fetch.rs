@@ -547,10 +547,7 @@ fn broken_connection_is_resumed() {
         &sha256(&server.get(&program("kube-apiserver")))[..16]
     );
     assert_eq!(requests[1].if_range, Some(etag));
-    assert!(
-        outcome.stderr.contains("trying again in 0.5 s"),
-        "{outcome:#?}"
-    );
+    assert!(outcome.stderr.contains("retrying in 0.5 s"), "{outcome:#?}");
     assert!(
         outcome
             .stderr

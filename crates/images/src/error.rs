@@ -1,6 +1,6 @@
 //! Errors of pulls, with the messages and reasons that Kubernetes uses.
 
-use std::error::Error;
+use download::error_chain;
 
 use crate::layers::LayerError;
 use crate::manifest::DocumentError;
@@ -126,20 +126,4 @@ impl ImageError {
             _ => own,
         }
     }
-}
-
-/// An error and its sources, in one line.
-pub fn error_chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        // Some errors already end with the text of their source.
-        if !text.ends_with(&message) {
-            text.push_str(": ");
-            text.push_str(&message);
-        }
-        next = cause.source();
-    }
-    text
 }

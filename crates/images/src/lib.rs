@@ -9,7 +9,6 @@
 
 pub mod archive;
 mod compression;
-mod digest;
 mod error;
 mod layers;
 mod manifest;
@@ -20,8 +19,8 @@ mod reference;
 pub mod registry;
 mod store;
 
-pub use digest::{Digest, DigestError};
-pub use error::{ImageError, PullError, error_chain};
+pub use download::{Digest, DigestError, error_chain};
+pub use error::{ImageError, PullError};
 pub use layers::{ImageLimits, LayerError, LayerHold, Layers, UnpackError};
 pub use manifest::{Descriptor, DocumentError, ImageConfig, architecture};
 pub use progress::{NoProgress, PullEvent, PullProgress};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
+use download::Digest;
 
 /// The largest manifest, index or configuration, in bytes.
 pub const MAX_DOCUMENT_SIZE: u64 = 4 << 20;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
+use download::Digest;
 
 /// A progress event of a pull.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::error::{ImageError, PullError};
 use crate::layers::{Layers, UnpackBudget};
 use crate::manifest::{Descriptor, Document, DocumentError, ImageConfig, ImageConfiguration};
@@ -15,6 +14,7 @@ use crate::progress::{PullEvent, PullProgress};
 use crate::reference::Reference;
 use crate::registry::{PullSources, RegistryConfig, RegistryCredential};
 use crate::store::{Grant, ImageStore, ImageStoreError, Requester, StoredImage};
+use download::Digest;
 
 /// The number of layers of an image that are downloaded and unpacked at the same time.
 const CONCURRENT_LAYERS: usize = 3;

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::digest::Digest;
+use download::Digest;
 
 const DOCKER_HUB: &str = "docker.io";
 const MAX_NAME_LEN: usize = 255;

@@ -7,13 +7,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use download::Digest;
 use futures::{StreamExt, TryStreamExt, stream};
 use reqwest::{Client, Url};
 
 use crate::archive::extract_program;
-use crate::download::{self, DownloadSource};
 use crate::error::FetchError;
-use crate::partial_download::{PartialDownload, Sha256Digest, parse_hex};
+use crate::file_download::{DownloadSource, DownloadedFile, without_credentials};
 use crate::release::{Release, ReleaseComponent};
 use crate::store::{DownloadLock, ReleaseStore, ReleaseStoreError, StagedRelease};
 use crate::version::ReleaseVersion;
@@ -69,10 +69,12 @@ pub async fn fetch(options: &FetchOptions) -> Result<(Release, bool), FetchError
     if plan.kubernetes_base.scheme() == "http" {
         print_stderr(format_args!(
             "warning: {} does not use TLS: checksums detect damaged files, but not forged ones",
-            download::without_credentials(&plan.kubernetes_base)
+            without_credentials(&plan.kubernetes_base)
         ));
     }
-    let client = download::http_client()?;
+    let client = download::client_builder()
+        .build()
+        .map_err(FetchError::Client)?;
     let lock = store
         .lock_downloads(&format!("{}-{}", plan.version, plan.arch))
         .await?;
@@ -164,7 +166,7 @@ impl FetchPlan {
             "kubernetes {}\netcd {}\nfrom {}\n",
             self.version,
             self.etcd_version,
-            download::without_credentials(&self.kubernetes_base)
+            without_credentials(&self.kubernetes_base)
         )
     }
 
@@ -172,25 +174,25 @@ impl FetchPlan {
     /// next run.
     fn assemble(
         &self,
-        parts: &[PartialDownload],
+        parts: &[DownloadedFile],
         staging: &StagedRelease,
     ) -> Result<(), FetchError> {
-        let is_archive = |part: &&PartialDownload| part.name().ends_with(".tar.gz");
+        let is_archive = |part: &&DownloadedFile| part.name.ends_with(".tar.gz");
         for archive in parts.iter().filter(is_archive) {
             let etcd = staging.path().join(ReleaseComponent::Etcd.name());
             let extracted =
-                extract_program(archive.path(), &format!("{}/etcd", self.etcd_dir()), &etcd);
+                extract_program(&archive.path, &format!("{}/etcd", self.etcd_dir()), &etcd);
             if let Err(error @ crate::archive::ArchiveError::Unexpected { .. }) = extracted {
-                archive.remove();
+                let _ = fs::remove_file(&archive.path);
                 return Err(error.into());
             }
             extracted?;
         }
         for part in parts.iter().filter(|part| !is_archive(part)) {
-            let to = staging.path().join(part.name());
+            let to = staging.path().join(&part.name);
             let failed = |e| ReleaseStoreError::writing("install", &to, None, e);
-            fs::set_permissions(part.path(), fs::Permissions::from_mode(0o755)).map_err(failed)?;
-            fs::rename(part.path(), &to).map_err(failed)?;
+            fs::set_permissions(&part.path, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+            fs::rename(&part.path, &to).map_err(failed)?;
         }
         Ok(())
     }
@@ -200,8 +202,8 @@ async fn download_all(
     client: &Client,
     items: &[FetchItem],
     lock: &DownloadLock,
-) -> Result<Vec<PartialDownload>, FetchError> {
-    let digests: Vec<Sha256Digest> = stream::iter(items)
+) -> Result<Vec<DownloadedFile>, FetchError> {
+    let digests: Vec<Digest> = stream::iter(items)
         .map(|item| published_digest(client, item))
         .buffered(items.len())
         .try_collect()
@@ -210,11 +212,8 @@ async fn download_all(
     stream::iter(items.iter().zip(digests))
         .map(|(item, digest)| {
             let file_progress = progress.file(&item.name);
-            async move {
-                let mut part = PartialDownload::open(lock.dir(), &item.name).await?;
-                download::download(client, &item.source, &digest, &mut part, file_progress).await?;
-                Ok(part)
-            }
+            let source = &item.source;
+            source.download(client, &item.name, digest, lock.dir(), file_progress)
         })
         .buffer_unordered(MAX_CONCURRENT)
         .try_collect()
@@ -222,28 +221,29 @@ async fn download_all(
 }
 
 /// The published digest of a file.
-async fn published_digest(client: &Client, item: &FetchItem) -> Result<Sha256Digest, FetchError> {
-    let text = download::download_text(client, &item.checksums).await?;
+async fn published_digest(client: &Client, item: &FetchItem) -> Result<Digest, FetchError> {
+    let text = item.checksums.download_text(client).await?;
     find_digest(&text, &item.name).ok_or_else(|| FetchError::NoChecksum {
-        url: download::without_credentials(&item.checksums.url),
+        url: without_credentials(&item.checksums.url),
         file: item.name.clone(),
     })
 }
 
 /// Finds a file's digest in the output of `sha256sum`, or in a text that consists of one digest.
-fn find_digest(text: &str, name: &str) -> Option<Sha256Digest> {
+fn find_digest(text: &str, name: &str) -> Option<Digest> {
+    let parse = |hex: &str| Digest::from_hex(&hex.to_ascii_lowercase());
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let named = |line: &str| {
         let (digest, file) = line.split_once(char::is_whitespace)?;
         // A `*` marks binary mode; a directory may precede the name.
         let file = file.trim().trim_start_matches('*');
-        (file.rsplit('/').next() == Some(name)).then(|| parse_hex(digest))?
+        (file.rsplit('/').next() == Some(name)).then(|| parse(digest))?
     };
     if let Some(digest) = lines.clone().find_map(named) {
         return Some(digest);
     }
     match (lines.next(), lines.next()) {
-        (Some(only), None) => parse_hex(only.trim()),
+        (Some(only), None) => parse(only.trim()),
         _ => None,
     }
 }
@@ -257,7 +257,7 @@ fn source(
     // Join as text: `Url::join` would replace the last segment of a mirror's path.
     let text = format!("{}/{path}", base.as_str().trim_end_matches('/'));
     let url = Url::parse(&text).map_err(|e| FetchError::Mirror {
-        url: download::without_credentials(base),
+        url: without_credentials(base),
         reason: e.to_string(),
     })?;
     Ok(DownloadSource {
@@ -368,17 +368,18 @@ https://github.com/etcd-io/etcd/releases/download/v3.7.0/SHA256SUMS";
     #[test]
     fn digests_are_found_in_both_formats() {
         let (a, b) = ("a".repeat(64), "b".repeat(64));
-        let digest = |text: &str| find_digest(text, "etcd.tar.gz").map(|digest| digest[0]);
-        assert_eq!(digest(&a), Some(0xaa));
-        assert_eq!(digest(&format!("{a}\n")), Some(0xaa));
-        assert_eq!(digest(&format!("{a}  etcd.tar.gz\n")), Some(0xaa));
+        let digest = |text: &str| find_digest(text, "etcd.tar.gz").map(|digest| digest.hex());
+        assert_eq!(digest(&a), Some(a.clone()));
+        assert_eq!(digest(&a.to_uppercase()), Some(a.clone()));
+        assert_eq!(digest(&format!("{a}\n")), Some(a.clone()));
+        assert_eq!(digest(&format!("{a}  etcd.tar.gz\n")), Some(a.clone()));
         assert_eq!(
             digest(&format!("{a}  other.tar.gz\n{b} *etcd.tar.gz\n")),
-            Some(0xbb)
+            Some(b.clone())
         );
         assert_eq!(
             digest(&format!("{a}  release/etcd.tar.gz\n{b}  etcd.tar.gz.asc\n")),
-            Some(0xaa)
+            Some(a.clone())
         );
         for bad in [
             "",

@@ -5,12 +5,11 @@
 //! starts no control plane: the caller of [`seed::ensure`] does that.
 
 mod archive;
-mod download;
 mod elf;
 mod error;
 mod fetch;
+mod file_download;
 mod import;
-mod partial_download;
 mod release;
 pub mod seed;
 mod store;

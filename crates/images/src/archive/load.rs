@@ -11,7 +11,6 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::compression::{Compression, decompress, peek};
-use crate::digest::{Digest, HashingReader};
 use crate::layers::ImageLimits;
 use crate::layers::tar::{EntryKind, TarReader};
 use crate::manifest::{
@@ -20,6 +19,7 @@ use crate::manifest::{
 };
 use crate::reference::{Reference, ReferenceError};
 use crate::store::{ImageStore, ImageStoreError, SpooledFile};
+use download::{Digest, HashingReader};
 
 /// An archive with more files is not an image.
 const MAX_ARCHIVE_FILES: usize = 20_000;

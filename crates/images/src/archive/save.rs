@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::digest::Digest;
 use crate::manifest::{Descriptor, Index, OCI_INDEX};
 use crate::reference::Reference;
 use crate::store::{ImageStore, ImageStoreError, StoredImage};
+use download::Digest;
 
 /// The format to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 pub use unpack::{UnpackBudget, UnpackError};
 
 use crate::compression::decompress;
-use crate::digest::{Digest, HashingReader};
+use download::{Digest, HashingReader};
 
 /// The unpacked layers of one node.
 #[derive(Debug, Clone)]

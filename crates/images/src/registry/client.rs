@@ -3,10 +3,9 @@
 use std::error::Error;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use reqwest::redirect::Policy;
-use reqwest::{Certificate, Client, Response};
+use reqwest::{Certificate, Client, ClientBuilder, Response};
 use serde::Deserialize;
 
 use super::config::{RegistryEndpoint, TokenServer};
@@ -15,20 +14,10 @@ use super::error::RegistryError;
 /// The largest error message or token response.
 const MAX_SMALL_BODY: usize = 1 << 20;
 
-/// A client for one endpoint. Registries redirect blob requests; reqwest sends the `Authorization` header only to the same
-/// scheme, host and port.
+/// A client for one endpoint. Registries redirect blob requests.
 pub fn client(endpoint: &RegistryEndpoint) -> Result<Client, RegistryError> {
-    let redirects = Policy::custom(|attempt| {
-        let secure = attempt.previous().iter().any(|url| url.scheme() == "https");
-        if attempt.previous().len() > 10 {
-            attempt.error("redirected more than ten times")
-        } else if secure && attempt.url().scheme() != "https" {
-            attempt.error("redirected from https to an insecure URL")
-        } else {
-            attempt.follow()
-        }
-    });
-    build(redirects, endpoint.verified, endpoint.ca.as_deref())
+    let builder = download::client_builder();
+    build(builder, endpoint.verified, endpoint.ca.as_deref())
 }
 
 /// A client for a token server. It follows no redirect to another server, because the body of a request may hold a secret.
@@ -43,16 +32,15 @@ pub fn token_client(server: &TokenServer) -> Result<Client, RegistryError> {
             attempt.follow()
         }
     });
-    build(redirects, server.verified, server.ca.as_deref())
+    let builder = download::client_builder().redirect(redirects);
+    build(builder, server.verified, server.ca.as_deref())
 }
 
-fn build(redirects: Policy, verified: bool, ca: Option<&Path>) -> Result<Client, RegistryError> {
-    let mut builder = Client::builder()
-        .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
-        .redirect(redirects)
-        .connect_timeout(Duration::from_secs(15))
-        // Per read: a silent server counts as a lost connection.
-        .read_timeout(Duration::from_secs(30));
+fn build(
+    mut builder: ClientBuilder,
+    verified: bool,
+    ca: Option<&Path>,
+) -> Result<Client, RegistryError> {
     if !verified {
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
@@ -68,21 +56,9 @@ fn build(redirects: Policy, verified: bool, ca: Option<&Path>) -> Result<Client,
     builder.build().map_err(RegistryError::Client)
 }
 
-/// A small body; `None` if it is larger than `limit`.
-pub async fn body(mut response: Response, limit: usize) -> Result<Option<Vec<u8>>, reqwest::Error> {
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        body.extend_from_slice(&chunk);
-        if body.len() > limit {
-            return Ok(None);
-        }
-    }
-    Ok(Some(body))
-}
-
 /// The body of a response that should be small; empty on error.
 pub async fn small_body(response: Response) -> Vec<u8> {
-    let body = body(response, MAX_SMALL_BODY).await;
+    let body = download::body(response, MAX_SMALL_BODY).await;
     body.ok().flatten().unwrap_or_default()
 }
 

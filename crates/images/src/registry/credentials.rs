@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
+use download::Digest;
 
 /// A secret for matching repositories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,9 +4,9 @@ use std::error::Error;
 
 use reqwest::StatusCode;
 
-use crate::digest::Digest;
-use crate::error::error_chain;
 use crate::store::ImageStoreError;
+use download::Digest;
+use download::error_chain;
 
 /// A request to a registry failed.
 #[derive(Debug, thiserror::Error)]

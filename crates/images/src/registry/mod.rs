@@ -5,11 +5,11 @@
 //! ([`auth`]) with the matching [`credentials`].
 
 mod auth;
+mod blob_download;
 mod client;
 pub mod config;
 pub mod credentials;
 mod docker_config;
-mod download;
 mod error;
 mod source;
 
@@ -19,12 +19,12 @@ pub use config::{RegistryConfig, RegistryConfigError};
 pub use credentials::{CredentialError, RegistryCredential, RegistrySecret};
 pub use error::RegistryError;
 
-use crate::digest::Digest;
-use crate::error::error_chain;
 use crate::manifest::Descriptor;
 use crate::progress::{PullEvent, PullProgress};
 use crate::reference::Reference;
 use crate::store::{BlobClaim, Grant, ImageStore, ImageStoreError, Requester};
+use download::Digest;
+use download::error_chain;
 use source::PullSource;
 
 /// The registries that one image can be pulled from, in the order of attempts.
@@ -105,7 +105,7 @@ impl PullSources {
         let mut last = None;
         for (at, source) in self.in_order() {
             self.report_failed_mirror(last.take(), progress);
-            match download::download(source, blob, &mut partial, progress).await {
+            match blob_download::download(source, blob, &mut partial, progress).await {
                 Ok(grants) => {
                     self.best.store(at, Relaxed);
                     // Without a request: an earlier attempt downloaded the whole blob, and it is unknown with which of the

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, StatusCode, Url};
 use tokio::sync::{Mutex, OnceCell};
 
@@ -13,12 +13,12 @@ use super::config::{RegistryConfig, RegistryEndpoint, TokenServer, UrlScheme};
 use super::credentials::{RegistryCredential, RegistrySecret, matching};
 use super::docker_config;
 use super::error::RegistryError;
-use crate::digest::Digest;
-use crate::error::error_chain;
 use crate::manifest::{
     DOCKER_LIST, DOCKER_MANIFEST, Descriptor, MAX_DOCUMENT_SIZE, OCI_INDEX, OCI_MANIFEST,
 };
 use crate::store::Grant;
+use download::Digest;
+use download::error_chain;
 
 /// Attempts for a small request.
 const MAX_ATTEMPTS: u32 = 3;
@@ -156,7 +156,7 @@ impl PullSource {
                 .to_owned();
             let announced = header(CONTENT_DIGEST).and_then(|text| text.parse().ok());
             let limit = usize::try_from(MAX_DOCUMENT_SIZE).unwrap_or(usize::MAX);
-            let bytes = match client::body(response, limit).await {
+            let bytes = match download::body(response, limit).await {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => return Err(invalid("sent a manifest that is too large")),
                 Err(_) if tries < MAX_ATTEMPTS => continue,
@@ -184,25 +184,15 @@ impl PullSource {
         }
     }
 
-    /// Requests a blob from offset `from`.
+    /// Requests a blob with these headers.
     pub async fn blob(
         &self,
         digest: Digest,
-        from: u64,
+        headers: &HeaderMap,
     ) -> Result<(Response, Grant), RegistryError> {
-        let mut headers = HeaderMap::new();
-        if from > 0
-            && let Ok(range) = HeaderValue::from_str(&format!("bytes={from}-"))
-        {
-            headers.insert(RANGE, range);
-        }
-        let version = digest.to_string();
-        self.get(
-            &format!("blobs/{digest}"),
-            &headers,
-            &self.subject_of(&version),
-        )
-        .await
+        let subject = self.subject_of(&digest.to_string());
+        self.get(&format!("blobs/{digest}"), headers, &subject)
+            .await
     }
 
     async fn get(

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::gc::is_recent;
 use super::{ImageStore, ImageStoreError};
-use crate::digest::Digest;
 use crate::reference::Reference;
 use crate::registry::{RegistryCredential, RegistrySecret};
+use download::Digest;
 
 /// The number of secrets in a blob's record for one repository. The oldest are dropped, and their holders download again.
 const MAX_SECRETS: usize = 100;

@@ -1,15 +1,15 @@
 //! Adds blobs to the store: they are verified, flushed to disk, then renamed.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use download::{Digest, Hasher, PartialFile};
 use linux::file_id::FileId;
 use tempfile::{NamedTempFile, TempPath};
 
 use super::{Grant, ImageStore, ImageStoreError, Requester, lock};
-use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -26,16 +26,13 @@ pub enum BlobClaim {
     Download(Box<PartialBlob>),
 }
 
-/// A partial download. After a drop the file stays, and the next attempt resumes it.
+/// The partial download of a blob. After a drop the file stays, and the next attempt resumes it.
 #[derive(Debug)]
 pub struct PartialBlob {
-    file: File,
+    /// The bytes.
+    pub file: PartialFile,
     path: PathBuf,
     target: PathBuf,
-    digest: Digest,
-    hasher: Hasher,
-    len: u64,
-    resumed: bool,
     /// On a file system without locks: a temporary file of this process, removed unless it is finished.
     temp_path: Option<TempPath>,
 }
@@ -95,30 +92,33 @@ impl ImageStore {
             if !is_file_at(&file, &path) {
                 continue;
             }
-            let (target, digest) = (self.blob_path(blob.digest), blob.digest);
-            let resumed = tokio::task::spawn_blocking(move || {
-                PartialBlob::resume(file, path, target, digest)
-            });
-            return match resumed.await {
-                Ok(partial) => partial.map(|partial| BlobClaim::Download(Box::new(partial))),
-                Err(_) => Err(ImageStoreError::Busy(self.root.clone())),
-            };
+            let resumed = tokio::task::spawn_blocking(move || PartialFile::resume(file)).await;
+            let resumed = resumed.map_err(|_| ImageStoreError::Busy(self.root.clone()))?;
+            let file = resumed.map_err(|e| ImageStoreError::io("read", &path, e))?;
+            return Ok(self.download_claim(blob.digest, file, path, None));
         }
     }
 
     fn unlocked_partial(&self, digest: Digest) -> Result<BlobClaim, ImageStoreError> {
-        let spool = self.spool()?;
-        let (file, path) = spool.file.into_parts();
-        Ok(BlobClaim::Download(Box::new(PartialBlob {
+        let (file, temp_path) = self.spool()?.file.into_parts();
+        let path = temp_path.to_path_buf();
+        let file = PartialFile::resume(file).map_err(|e| ImageStoreError::io("read", &path, e))?;
+        Ok(self.download_claim(digest, file, path, Some(temp_path)))
+    }
+
+    fn download_claim(
+        &self,
+        digest: Digest,
+        file: PartialFile,
+        path: PathBuf,
+        temp_path: Option<TempPath>,
+    ) -> BlobClaim {
+        BlobClaim::Download(Box::new(PartialBlob {
             file,
-            path: path.to_path_buf(),
+            path,
             target: self.blob_path(digest),
-            digest,
-            hasher: Hasher::default(),
-            len: 0,
-            resumed: false,
-            temp_path: Some(path),
-        })))
+            temp_path,
+        }))
     }
 
     /// A temporary file for content of unknown digest.
@@ -183,7 +183,7 @@ impl ImageStore {
         let path = self.blob_path(digest);
         let failed = |e| ImageStoreError::io("read", &path, e);
         let mut file = File::open(&path).map_err(failed)?;
-        let (hasher, _) = hash(&mut file).map_err(failed)?;
+        let (hasher, _) = Hasher::read(&mut file).map_err(failed)?;
         let damaged = hasher.finish() != digest;
         if damaged {
             fs::remove_file(&path).map_err(|e| ImageStoreError::io("remove", &path, e))?;
@@ -199,94 +199,24 @@ fn is_file_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn hash(file: &mut File) -> io::Result<(Hasher, u64)> {
-    let (mut hasher, mut len, mut buffer) = (Hasher::default(), 0, vec![0; 256 << 10]);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok((hasher, len)),
-            n => {
-                hasher.update(&buffer[..n]);
-                len += n as u64;
-            }
-        }
-    }
-}
-
 impl PartialBlob {
-    fn resume(
-        mut file: File,
-        path: PathBuf,
-        target: PathBuf,
-        digest: Digest,
-    ) -> Result<PartialBlob, ImageStoreError> {
-        let (hasher, len) = hash(&mut file).map_err(|e| ImageStoreError::io("read", &path, e))?;
-        Ok(PartialBlob {
-            file,
-            path,
-            target,
-            digest,
-            hasher,
-            len,
-            resumed: len > 0,
-            temp_path: None,
-        })
-    }
-
-    /// The number of downloaded bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether no byte is downloaded yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether a part comes from an earlier attempt.
-    pub fn resumed(&self) -> bool {
-        self.resumed
-    }
-
-    /// Discards the downloaded bytes.
-    pub fn restart(&mut self) -> Result<(), ImageStoreError> {
-        let restart = self.file.set_len(0).and_then(|()| self.file.rewind());
-        restart.map_err(|e| ImageStoreError::io("write", &self.path, e))?;
-        self.hasher = Hasher::default();
-        self.len = 0;
-        self.resumed = false;
-        Ok(())
-    }
-
-    /// Appends downloaded bytes.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), ImageStoreError> {
-        self.file
-            .write_all(bytes)
-            .map_err(|e| ImageStoreError::io("write", &self.path, e))?;
-        self.hasher.update(bytes);
-        self.len += bytes.len() as u64;
-        Ok(())
-    }
-
-    /// Checks the digest; `Err` is the actual one.
-    pub fn verify(&self) -> Result<(), Digest> {
-        match self.hasher.clone().finish() {
-            got if got == self.digest => Ok(()),
-            got => Err(got),
-        }
+    /// Classifies an error of writing the file.
+    pub fn write_error(&self, source: io::Error) -> ImageStoreError {
+        ImageStoreError::io("write", &self.path, source)
     }
 
     /// Publishes the verified blob. Blocks until it is on disk.
     pub fn finish(self) -> Result<(), ImageStoreError> {
         let failed = |e| ImageStoreError::io("write", &self.target, e);
         // A download of another scope was faster. Do not replace the file: on NFS its readers would get ESTALE.
-        if fs::metadata(&self.target).is_ok_and(|found| found.len() == self.len) {
+        if fs::metadata(&self.target).is_ok_and(|found| found.len() == self.file.len()) {
             return match self.temp_path {
                 Some(_) => Ok(()),
                 None => fs::remove_file(&self.path)
                     .map_err(|e| ImageStoreError::io("remove", &self.path, e)),
             };
         }
-        self.file.sync_all().map_err(failed)?;
+        self.file.sync().map_err(failed)?;
         fs::rename(&self.path, &self.target).map_err(failed)?;
         if let Some(temp_path) = self.temp_path {
             // The file was renamed, so there is nothing to remove.

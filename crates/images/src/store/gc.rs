@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use super::blob::TEMP_PREFIX;
 use super::{ImageStore, ImageStoreError};
-use crate::digest::Digest;
 use crate::manifest::{Descriptor, Document};
 use crate::reference::Reference;
+use download::Digest;
 
 /// Without a lock a pull may be running, so files younger than this stay.
 const RECENT: Duration = Duration::from_secs(24 * 3600);

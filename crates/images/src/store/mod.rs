@@ -31,10 +31,10 @@ pub use blob::{BlobClaim, PartialBlob, SpooledFile};
 pub use gc::{PruneOptions, PruneReport};
 pub use references::ImageSummary;
 
-use crate::digest::Digest;
 use crate::manifest::{
     Descriptor, Document, DocumentError, ImageConfiguration, MAX_DOCUMENT_SIZE, Manifest,
 };
+use download::Digest;
 
 /// The store of compressed images. The module documentation lists its files.
 #[derive(Debug, Clone)]

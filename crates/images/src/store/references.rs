@@ -8,9 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::{ImageStore, ImageStoreError};
-use crate::digest::Digest;
 use crate::manifest::Descriptor;
 use crate::reference::Reference;
+use download::Digest;
 
 /// The content of a reference's file.
 #[derive(Debug, Clone, Serialize, Deserialize)]

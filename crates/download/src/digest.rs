@@ -105,6 +105,20 @@ impl Hasher {
         self.0.update(bytes);
     }
 
+    /// Reads and hashes everything; returns also the number of bytes.
+    pub fn read(reader: &mut impl Read) -> io::Result<(Hasher, u64)> {
+        let (mut hasher, mut len, mut buffer) = (Hasher::default(), 0, vec![0; 256 << 10]);
+        loop {
+            match reader.read(&mut buffer)? {
+                0 => return Ok((hasher, len)),
+                n => {
+                    hasher.update(&buffer[..n]);
+                    len += n as u64;
+                }
+            }
+        }
+    }
+
     /// The digest of all added bytes.
     pub fn finish(self) -> Digest {
         Digest::from_sha256(&self.0.finish())
