@@ -22,7 +22,7 @@ use kubelet::{
     LaunchRequest, Launcher, LauncherKind, NetworkStateSender, NodeCapacity, NodeConfig, NodeKey,
     PodManager, PodRecords, SandboxControl, SandboxEnd, SandboxHandle, SandboxState,
 };
-use kubelet_api::{ExecOptions, LogOptions, PodSource, RequestedStreams};
+use kubelet_api::{ExecOptions, LogOptions, LogStream, PodSource, RequestedStreams};
 use pod_protocol::connection::{
     KubeletEndpoint, LogByteStream, TransportIdentity, TransportListener,
 };
@@ -143,7 +143,13 @@ async fn show_pods(pods: Arc<PodManager>) {
 async fn log(pods: &PodManager, uid: &str) -> String {
     let options = LogOptions {
         container: "c".to_owned(),
-        ..LogOptions::default()
+        previous: false,
+        follow: false,
+        tail_lines: None,
+        since: None,
+        timestamps: false,
+        limit_bytes: None,
+        stream: LogStream::All,
     };
     let log = pods.logs(uid, options).await.unwrap();
     let bytes: Vec<_> = log.try_collect().await.unwrap();
