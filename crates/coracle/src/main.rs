@@ -66,12 +66,6 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| exit::report(&error))
 }
 
-/// Waits until the process of a pidfd exits: the pidfd is then readable. It is wrapped as a pipe only to poll it.
-async fn process_exited(pidfd: std::os::fd::OwnedFd) -> std::io::Result<()> {
-    let pidfd = tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(pidfd)?;
-    pidfd.readable().await
-}
-
 /// Runs a future on this thread alone. A parent death signal is sent when the *thread* that forked the child exits, so children
 /// must be forked on the thread that lives longest.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

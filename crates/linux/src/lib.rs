@@ -26,6 +26,7 @@ pub mod namespace;
 mod netlink;
 pub mod nftables;
 pub mod packet;
+pub mod packet_connection;
 pub mod probe;
 pub mod process;
 pub mod process_limit;

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use linux::packet_connection::PacketConnection;
 use thiserror::Error;
 use tokio::sync::Notify;
 
@@ -13,7 +14,7 @@ use super::address_pool::PodCidr;
 use super::attachments::{Attachments, ipv4};
 use super::inside_client::{InsideClient, SpawnInside};
 use super::namespaces::HubNamespaces;
-use super::packet_socket::{PacketConnection, PacketListener};
+use super::packet_listener::PacketListener;
 use super::state::NetworkState;
 use super::{AttachRequest, AttachResponse, HubRequest, StateResponse};
 

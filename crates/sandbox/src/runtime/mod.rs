@@ -29,7 +29,6 @@ mod start_container;
 mod stdio;
 mod streaming;
 mod sub_paths;
-mod terminal_output;
 mod termination_message;
 #[cfg(test)]
 mod testing;

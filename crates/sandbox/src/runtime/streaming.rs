@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Container;
+use linux::async_fd::OutputReader;
 use pod_protocol::streams::{FrameKind, FrameStream, SessionEnd};
 use pod_protocol::{AttachQuery, ExecQuery, Problem};
 use tokio::net::TcpStream;
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 use super::exec_stream::{ExecOutput, ExecStream};
 use super::inner_client::InnerProcess;
 use super::output_subscribers::{OutputSubscribers, OutputSubscription, Tee};
-use super::stdio::{OutputReader, StdioPipes, StdioStreams};
+use super::stdio::{StdioPipes, StdioStreams};
 use super::{LinuxRuntime, RunningContainer, env};
 use crate::container_runtime::ContainerRuntime;
 use crate::inner::message::{InnerError, InnerRequest};
