@@ -32,7 +32,6 @@ mod config;
 mod error;
 mod events;
 mod local_volumes;
-mod mutex;
 mod node;
 mod pods;
 mod resolve;

@@ -4,7 +4,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use linux::packet_connection::PacketConnection;
 use thiserror::Error;
@@ -227,9 +227,7 @@ impl Shared {
     }
 
     fn attachments(&self) -> MutexGuard<'_, Attachments> {
-        self.attachments
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.attachments.lock().unwrap()
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -81,7 +81,7 @@ impl LocalNodeServices {
         work: impl FnOnce(&PodVolumes) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let volumes = Arc::clone(&self.volumes);
-        let work = move || work(&volumes.lock().unwrap_or_else(PoisonError::into_inner));
+        let work = move || work(&volumes.lock().unwrap());
         let result = tokio::task::spawn_blocking(work).await;
         result.map_err(|error| error.to_string()).flatten()
     }
