@@ -49,9 +49,9 @@ pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, De
 pub use certificate_name::certificate_common_name;
 pub use error::ApiError;
 pub use pod_source::{
-    AttachOptions, ByteReader, ByteWriter, ContainerLogStream, ContainerSession, Duplex,
-    ExecOptions, LogError, LogOptions, LogStream, PodSource, PortConnection, RequestedStreams,
-    SessionError, SessionErrorKind, SessionExit, TerminalSize,
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    LogStream, PodSource, PortConnection, RequestedStreams, SessionError, SessionErrorKind,
+    SessionExit, SessionOutput, TerminalSize,
 };
 pub use server::serve;
 pub use tls::ServerIdentity;
