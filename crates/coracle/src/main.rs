@@ -4,6 +4,9 @@
 //! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
 //! the other crates and reports to the user. docs/architecture.md shows the processes.
 
+// Some development dependencies are used only by the tests in `tests/`.
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 mod back_off;
 mod cgroup;
 mod cli;

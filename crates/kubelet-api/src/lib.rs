@@ -17,6 +17,8 @@
 //! Invariant: a handler runs only for a client with a certificate of the client CA and an allowed common name, or
 //! with a token that the API server authenticates and authorizes. There is no unauthenticated endpoint, `/healthz` included.
 
+#![warn(unused_crate_dependencies)]
+
 mod auth;
 mod certificate_name;
 mod checkpoint;

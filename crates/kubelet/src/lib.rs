@@ -26,6 +26,8 @@
 //! All requests are sent as user `system:node:NAME` of group `system:nodes`. Upstream's Node authorizer and NodeRestriction
 //! allow all of them but one: deleting the node's own Node, see `node/deregister.rs`.
 
+#![warn(unused_crate_dependencies)]
+
 mod api_call;
 mod backoff;
 mod config;

@@ -6,6 +6,8 @@
 //!
 //! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
 
+#![warn(unused_crate_dependencies)]
+
 pub mod address;
 pub mod async_fd;
 pub mod cgroup;

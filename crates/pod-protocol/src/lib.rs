@@ -29,6 +29,8 @@
 //!
 //! Start reading at [`Bundle`] and [`PodState`], then at [`connection`].
 
+#![warn(unused_crate_dependencies)]
+
 pub mod connection;
 pub mod streams;
 mod types;
