@@ -193,8 +193,6 @@ pub struct SessionError {
 pub enum SessionErrorKind {
     /// There is no such pod or container (404).
     NotFound,
-    /// The request is invalid (400).
-    BadRequest,
     /// Any other failure (500).
     Internal,
 }
@@ -203,11 +201,6 @@ impl SessionError {
     /// The pod or container does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(SessionErrorKind::NotFound, message)
-    }
-
-    /// The request is invalid.
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(SessionErrorKind::BadRequest, message)
     }
 
     /// Any other failure.

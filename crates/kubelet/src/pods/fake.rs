@@ -531,10 +531,7 @@ impl pod_protocol::connection::SandboxService for FakeService {
 }
 
 fn nothing_runs() -> Problem {
-    Problem {
-        reason: "BadRequest".to_owned(),
-        message: "no container is running".to_owned(),
-    }
+    Problem::new("BadRequest", "no container is running")
 }
 
 struct FakeProcess(Arc<FakeSandbox>);

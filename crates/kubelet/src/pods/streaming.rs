@@ -162,12 +162,11 @@ fn output(session: SandboxSession) -> BoxStream<'static, SessionOutput> {
 }
 
 fn session_error(error: ConnectionError) -> SessionError {
-    if let ConnectionError::Rejected { problem, .. } = &error {
-        return match problem.reason.as_str() {
-            "NotFound" => SessionError::not_found(&problem.message),
-            "BadRequest" => SessionError::bad_request(&problem.message),
-            _ => SessionError::internal(&problem.message),
-        };
+    match &error {
+        ConnectionError::Rejected { problem, .. } if problem.is_not_found() => {
+            SessionError::not_found(&problem.message)
+        }
+        ConnectionError::Rejected { problem, .. } => SessionError::internal(&problem.message),
+        _ => SessionError::from_error(&error),
     }
-    SessionError::from_error(&error)
 }

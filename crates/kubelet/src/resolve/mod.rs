@@ -318,10 +318,7 @@ impl ResolveInputs {
                     Ok(env) => ContainerInput { env, problem: None },
                     Err(message) => ContainerInput {
                         env: Vec::new(),
-                        problem: Some(Problem {
-                            reason: "CreateContainerConfigError".to_owned(),
-                            message,
-                        }),
+                        problem: Some(Problem::new("CreateContainerConfigError", message)),
                     },
                 };
                 (container.name.into_owned(), input)

@@ -158,15 +158,11 @@ fn switch_user(plan: &ProcessPlan, user: &ResolvedUser) -> Result<CapabilitySet,
 
 /// The capabilities with these names, such as `NET_ADMIN`. Unknown names were rejected when the plan was made.
 fn capabilities(names: &[String]) -> CapabilitySet {
-    let all = linux::credentials::all_capabilities();
-    if names.iter().any(|name| name == "ALL") {
-        return all;
-    }
     names
         .iter()
         .filter_map(|name| CapabilitySet::from_name(name))
         .fold(CapabilitySet::empty(), CapabilitySet::union)
-        .intersection(all)
+        .intersection(linux::credentials::all_capabilities())
 }
 
 /// Finds a program as a shell does. Errors have the texts of runc.

@@ -187,13 +187,12 @@ impl LogDir {
             .and_then(|dir| files::attempts(&dir))
             .map_err(|source| unreadable(container, &source))?;
         let found = attempts.iter().rev().nth(usize::from(previous));
-        found.copied().ok_or_else(|| Problem {
-            reason: "NotFound".to_owned(),
-            message: if previous {
+        found.copied().ok_or_else(|| {
+            Problem::not_found(if previous {
                 format!("previous terminated container {container:?} not found")
             } else {
                 format!("container {container:?} has no log yet")
-            },
+            })
         })
     }
 
@@ -224,8 +223,8 @@ impl Drop for LiveLog {
 }
 
 fn unreadable(container: &str, source: &io::Error) -> Problem {
-    Problem {
-        reason: "LogUnavailable".to_owned(),
-        message: format!("cannot read the log of container {container:?}: {source}"),
-    }
+    Problem::new(
+        "LogUnavailable",
+        format!("cannot read the log of container {container:?}: {source}"),
+    )
 }

@@ -22,7 +22,7 @@ use super::{
     LinuxRuntime, PodAddresses, RunningContainer, cgroups, cleanup, etc, file_key_ref,
     oom_score_adj, plan, streaming, sub_paths,
 };
-use crate::container_runtime::{StartRequest, StartedContainer};
+use crate::container_runtime::{StartFailure, StartRequest, StartedContainer};
 use crate::inner::message::{
     ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
 };
@@ -32,7 +32,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
     pub(super) async fn start_container(
         &self,
         request: &StartRequest,
-    ) -> Result<StartedContainer, Problem> {
+    ) -> Result<StartedContainer, StartFailure> {
         let bundle = self.bundle.borrow().clone();
         for mount in request.container.volume_mounts.iter().flatten() {
             self.create_volume(&bundle, &mount.name).await?;
@@ -80,7 +80,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
                     cgroups::remove_cgroup(cgroup).await;
                 }
                 unmount_fuse(&self.fuse_mounts, &self.fuse_root(request)).await;
-                return Err(start_problem(error));
+                return Err(start_failure(error));
             }
         };
         let started_at = Timestamp::now();
@@ -182,12 +182,12 @@ impl<S: NodeServices> LinuxRuntime<S> {
         let containers = self.containers.borrow();
         let mut running = containers.values();
         let found = running.find(|container| container.name == name);
-        found
-            .map(|container| container.serial)
-            .ok_or_else(|| Problem {
-                reason: "CreateContainerConfigError".to_owned(),
-                message: format!("target container \"{name}\" is not running"),
-            })
+        found.map(|container| container.serial).ok_or_else(|| {
+            Problem::new(
+                "CreateContainerConfigError",
+                format!("target container \"{name}\" is not running"),
+            )
+        })
     }
 
     async fn create_container_cgroup(
@@ -232,20 +232,13 @@ fn container_user(identity: ContainerIdentity) -> ContainerUser {
     }
 }
 
-fn start_problem(error: InnerError) -> Problem {
-    let reason = match error.kind {
-        InnerErrorKind::Program => "StartError",
-        InnerErrorKind::Runtime => "CreateContainerError",
-    };
-    Problem {
-        reason: reason.to_owned(),
-        message: error.message,
+fn start_failure(error: InnerError) -> StartFailure {
+    match error.kind {
+        InnerErrorKind::Program => StartFailure::Program(error.message),
+        InnerErrorKind::Runtime => StartFailure::Create(create_problem(error.message)),
     }
 }
 
 fn create_problem(message: String) -> Problem {
-    Problem {
-        reason: "CreateContainerError".to_owned(),
-        message,
-    }
+    Problem::new("CreateContainerError", message)
 }

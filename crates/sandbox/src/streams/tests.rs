@@ -75,10 +75,7 @@ impl SandboxService for FakePod {
 }
 
 fn not_found() -> Problem {
-    Problem {
-        reason: "NotFound".to_owned(),
-        message: "not found".to_owned(),
-    }
+    Problem::not_found("not found")
 }
 
 fn hello() -> SandboxHello {

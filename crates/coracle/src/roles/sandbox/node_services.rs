@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,9 @@ use images::protocol::{PullCommand, PullOutput};
 use images::{PullPolicy, PullRequest};
 use network::hub::{AttachRequest, HubAttachment};
 use pod_protocol::Problem;
-use sandbox::container_runtime::{ImageDefaults, ImagePullPolicy, ImageRequest, PodImage};
+use sandbox::container_runtime::{
+    ImageDefaults, ImageProblem, ImageProblemReason, ImagePullPolicy, ImageRequest, PodImage,
+};
 use sandbox::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 use sandbox::runtime::PodDirs;
 use serde_json::Value;
@@ -123,9 +126,9 @@ impl NodeServices for LocalNodeServices {
         &self,
         request: &ImageRequest,
         credentials: &[Value],
-    ) -> Result<PodImage, Problem> {
-        let problem = |reason: &str, message: String| Problem {
-            reason: reason.to_owned(),
+    ) -> Result<PodImage, ImageProblem> {
+        let failed = |message: String| ImageProblem {
+            reason: ImageProblemReason::ErrImagePull,
             message,
         };
         let policy = match request.policy {
@@ -152,12 +155,13 @@ impl NodeServices for LocalNodeServices {
             let image = match self.pull(request.clone()).await {
                 Ok(PullOutput::Done(image)) => image,
                 Ok(PullOutput::Failed { reason, message }) => {
-                    return Err(problem(&reason, message));
+                    let reason = ImageProblemReason::parse(&reason);
+                    return Err(ImageProblem { reason, message });
                 }
                 Ok(PullOutput::Progress(_)) => {
-                    return Err(problem("ErrImagePull", "the pull did not end".to_owned()));
+                    return Err(failed("the pull did not end".to_owned()));
                 }
-                Err(error) => return Err(problem("ErrImagePull", format!("{error:#}"))),
+                Err(error) => return Err(failed(format!("{error:#}"))),
             };
             attempts -= 1;
             match self.layer_holds.hold(&image.layers).await {
@@ -166,7 +170,7 @@ impl NodeServices for LocalNodeServices {
                 Err(error) if attempts > 0 => {
                     tracing::debug!(error, "a layer was removed after the pull; pulling again")
                 }
-                Err(error) => return Err(problem("ErrImagePull", error)),
+                Err(error) => return Err(failed(error)),
             }
         };
         let config = image.config;
@@ -199,9 +203,11 @@ impl NodeServices for LocalNodeServices {
         fs_group: Option<i64>,
         credentials: &[Value],
     ) -> Result<ReadyVolume, Problem> {
-        let failed = |message: String| Problem {
-            reason: "FailedMount".to_owned(),
-            message: format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
+        let failed = |message: String| {
+            Problem::new(
+                "FailedMount",
+                format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
+            )
         };
         let source: VolumeSource =
             serde_json::from_value(source.clone()).map_err(|error| failed(error.to_string()))?;
@@ -227,18 +233,12 @@ impl NodeServices for LocalNodeServices {
         })
     }
 
-    async fn attach_network(&self, network: OwnedFd) -> Result<NetworkAttachment, Problem> {
+    async fn attach_network(&self, network: OwnedFd) -> io::Result<NetworkAttachment> {
         let request = AttachRequest {
             uid: self.uid.clone(),
             claim: None,
         };
-        let failed = |error: std::io::Error| Problem {
-            reason: "FailedCreatePodSandBox".to_owned(),
-            message: format!("failed to setup network for sandbox: {error}"),
-        };
-        let hub_attachment = HubAttachment::request(&self.hub_socket, &request, &network)
-            .await
-            .map_err(failed)?;
+        let hub_attachment = HubAttachment::request(&self.hub_socket, &request, &network).await?;
         let attachment = attachment(&hub_attachment);
         let keep = keep_attachment(
             self.hub_socket.clone(),

@@ -125,10 +125,7 @@ impl SandboxPod {
     fn runtime(&self) -> Result<Rc<LinuxRuntime<LocalNodeServices>>, Problem> {
         match &*self.stage.borrow() {
             Stage::Running(_, _, runtime) => Ok(runtime.clone()),
-            Stage::Pending(_) | Stage::Failed => Err(Problem {
-                reason: "NotFound".to_owned(),
-                message: "the pod does not run".to_owned(),
-            }),
+            Stage::Pending(_) | Stage::Failed => Err(Problem::not_found("the pod does not run")),
         }
     }
 

@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodSpec,
 };
+use pod_protocol::restart::{RESTARTING_ALL_CONTAINERS, is_sidecar, restarts_all};
 
-use crate::pods::spec::{PodPhase, init_containers, is_sidecar, restarts, restarts_all};
+use crate::pods::spec::{PodPhase, init_containers, restarts};
 
 /// How far a container has come.
 enum Progress<'a> {
@@ -125,7 +126,7 @@ pub(super) fn is_restarting_all(
             .state
             .as_ref()
             .and_then(|state| state.waiting.as_ref())
-            .is_some_and(|waiting| waiting.reason.as_deref() == Some("RestartingAllContainers"));
+            .is_some_and(|waiting| waiting.reason.as_deref() == Some(RESTARTING_ALL_CONTAINERS));
         let triggers = matches!(progress(Some(status)), Progress::Terminated(end) if restarts_all(container, end.exit_code));
         waits || triggers
     })
