@@ -39,6 +39,7 @@ pub mod seccomp;
 pub mod setns;
 pub mod signal;
 pub mod subpath;
+mod syscall;
 #[cfg(test)]
 mod testing;
 pub mod tmpfs;

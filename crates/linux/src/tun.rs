@@ -7,6 +7,8 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use crate::syscall::check;
+
 /// The length of `struct virtio_net_hdr`.
 pub const HEADER_LENGTH: usize = 10;
 /// The maximum length of a packet with its header.
@@ -62,13 +64,6 @@ pub fn open() -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
     Ok(rustix::fs::open(PATH, flags, Mode::empty())?)
-}
-
-fn check(result: libc::c_int) -> io::Result<()> {
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

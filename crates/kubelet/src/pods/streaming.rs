@@ -25,21 +25,16 @@ pub(super) async fn exec(
     sandbox: SandboxClient,
     options: ExecOptions,
 ) -> Result<ContainerSession, SessionError> {
-    let RequestedStreams {
-        stdin,
-        stdout,
-        stderr,
-        tty,
-    } = options.streams;
+    let requested = options.streams;
     let query = ExecQuery {
         container: options.container,
         command: options.command,
-        stdin,
-        stdout,
-        stderr: stderr && !tty,
-        tty,
+        stdin: requested.stdin,
+        stdout: requested.stdout,
+        stderr: requested.stderr && !requested.tty,
+        tty: requested.tty,
     };
-    let (streams, input) = ClientStreams::new(stdin, tty);
+    let (streams, input) = ClientStreams::new(requested);
     let session = sandbox.exec(&query, input).await.map_err(session_error)?;
     Ok(streams.session(session))
 }
@@ -49,19 +44,14 @@ pub(super) async fn attach(
     sandbox: SandboxClient,
     options: AttachOptions,
 ) -> Result<ContainerSession, SessionError> {
-    let RequestedStreams {
-        stdin,
-        stdout,
-        stderr,
-        tty,
-    } = options.streams;
+    let requested = options.streams;
     let query = AttachQuery {
         container: options.container,
-        stdin,
-        stdout,
-        stderr: stderr && !tty,
+        stdin: requested.stdin,
+        stdout: requested.stdout,
+        stderr: requested.stderr && !requested.tty,
     };
-    let (streams, input) = ClientStreams::new(stdin, tty);
+    let (streams, input) = ClientStreams::new(requested);
     let session = sandbox.attach(&query, input).await.map_err(session_error)?;
     Ok(streams.session(session))
 }
@@ -88,9 +78,9 @@ struct ClientStreams {
 
 impl ClientStreams {
     /// Also returns the sandbox's side, as frames.
-    fn new(stdin: bool, terminal: bool) -> (Self, BoxStream<'static, Bytes>) {
-        let (stdin, input) = channel(stdin, 1);
-        let (resize, sizes) = channel(terminal, RESIZE_QUEUE);
+    fn new(requested: RequestedStreams) -> (Self, BoxStream<'static, Bytes>) {
+        let (stdin, input) = channel(requested.stdin, 1);
+        let (resize, sizes) = channel(requested.tty, RESIZE_QUEUE);
         // The end is also sent if the client has disconnected: that ends the session in another way.
         let input = input.map(|chunks| into_stream(chunks).map(input_frame).chain(end_of_input()));
         let sizes = sizes.map(|sizes| into_stream(sizes).map(size_frame));

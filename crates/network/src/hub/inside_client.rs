@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linux::packet::Packet;
@@ -244,7 +244,7 @@ async fn start_process(
 }
 
 /// Kills a process inside that does not respond: two would compete for the socket.
-fn kill_listener(socket: &PathBuf) {
+fn kill_listener(socket: &Path) {
     let Ok(connection) = packet_connection::connect(socket) else {
         return;
     };

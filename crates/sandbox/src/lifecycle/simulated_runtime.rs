@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{LifecycleHandle, start};
 use crate::container_runtime::{
     ContainerExit, ContainerRuntime, ExecResult, ImageProblem, ImageProblemReason, ImagePullPolicy,
-    ImageRequest, PodImage, PodNetwork, StartRequest, StartedContainer,
+    ImageRequest, PodImage, PodNetwork, StartFailure, StartRequest, StartedContainer,
 };
 use pod_protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 

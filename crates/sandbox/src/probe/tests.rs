@@ -35,7 +35,7 @@ impl ContainerRuntime for HostNetworkRuntime {
         Vec::new()
     }
     async fn start(&self, _: &StartRequest) -> Result<StartedContainer, StartFailure> {
-        Err(problem())
+        Err(problem().into())
     }
     fn signal(&self, _: &str, _: i32) {}
     async fn exec(&self, _: &str, _: &[String], _: Duration) -> Result<ExecResult, Problem> {

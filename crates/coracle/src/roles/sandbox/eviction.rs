@@ -301,15 +301,19 @@ mod tests {
         assert_eq!(limits(init_only).unwrap().pod, Some(1 << 10));
     }
 
+    fn pod_dirs(home: &Path) -> PodDirs {
+        PodDirs {
+            disk: home.to_owned(),
+            memory: home.join("memory"),
+            cgroup: None,
+            logs: home.join("logs"),
+        }
+    }
+
     #[tokio::test]
     async fn exceeded_volume_limit_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let pod_dirs = PodDirs {
-            disk: home.path().to_owned(),
-            memory: home.path().join("memory"),
-            cgroup: None,
-            logs: home.path().join("logs"),
-        };
+        let pod_dirs = pod_dirs(home.path());
         let volume = home.path().join("volumes/v");
         std::fs::create_dir_all(&volume).unwrap();
         let limits = limits(json!({
@@ -326,12 +330,7 @@ mod tests {
     #[tokio::test]
     async fn files_below_etc_count_for_the_pod() {
         let home = tempfile::tempdir().unwrap();
-        let pod_dirs = PodDirs {
-            disk: home.path().to_owned(),
-            memory: home.path().join("memory"),
-            cgroup: None,
-            logs: home.path().join("logs"),
-        };
+        let pod_dirs = pod_dirs(home.path());
         let limits = limits(json!({ "containers": [
             { "name": "a", "resources": { "limits": { "ephemeral-storage": "100Ki" } } },
         ] }))

@@ -61,27 +61,7 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
                 self.kill(index, order, "FailedPostStartHook".to_owned());
             }
             RunEvent::ImageFailed { image, problem } => {
-                self.remove_run(index);
-                let record = &mut self.records[index];
-                let ImageProblem { reason, message } = &problem;
-                if matches!(
-                    reason,
-                    ImageProblemReason::InvalidImageName
-                        | ImageProblemReason::ErrImageNeverPull
-                        | ImageProblemReason::ImageInspectError
-                ) {
-                    record.retry_at = Some(now + CREATE_RETRY_INTERVAL);
-                } else {
-                    record.pull_back_off.record_attempt(now, now);
-                    record.retry_at = record.pull_back_off.retry_at(now);
-                    record.pull_failure = Some(PullFailure {
-                        image,
-                        message: format!("{}: {message}", reason.as_str()),
-                        at: now,
-                        back_off_shown: false,
-                    });
-                }
-                record.waiting = Some(WaitingState::Problem(problem.into()));
+                self.apply_image_failure(index, image, problem, now);
             }
             RunEvent::CreateFailed(problem) => {
                 self.remove_run(index);
@@ -99,6 +79,36 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
             RunEvent::Cancelled => self.remove_run(index),
             RunEvent::Terminated(state) => self.apply_termination(index, state, now),
         }
+    }
+
+    fn apply_image_failure(
+        &mut self,
+        index: usize,
+        image: String,
+        problem: ImageProblem,
+        now: Instant,
+    ) {
+        self.remove_run(index);
+        let record = &mut self.records[index];
+        let ImageProblem { reason, message } = &problem;
+        if matches!(
+            reason,
+            ImageProblemReason::InvalidImageName
+                | ImageProblemReason::ErrImageNeverPull
+                | ImageProblemReason::ImageInspectError
+        ) {
+            record.retry_at = Some(now + CREATE_RETRY_INTERVAL);
+        } else {
+            record.pull_back_off.record_attempt(now, now);
+            record.retry_at = record.pull_back_off.retry_at(now);
+            record.pull_failure = Some(PullFailure {
+                image,
+                message: format!("{}: {message}", reason.as_str()),
+                at: now,
+                back_off_shown: false,
+            });
+        }
+        record.waiting = Some(WaitingState::Problem(problem.into()));
     }
 
     fn apply_termination(&mut self, index: usize, state: ContainerStateTerminated, now: Instant) {
