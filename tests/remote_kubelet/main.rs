@@ -17,18 +17,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use kubelet::{
     LaunchRequest, Launcher, LauncherKind, NetworkStateSender, NodeCapacity, NodeConfig, NodeKey,
     PodManager, PodRecords, SandboxControl, SandboxEnd, SandboxHandle, SandboxState,
 };
-use kubelet_api::{ExecOptions, LogOptions, LogStream, PodSource, RequestedStreams};
+use kubelet_api::{ExecOptions, LogOptions, LogStream, PodSource, RequestedStreams, SessionOutput};
 use pod_protocol::connection::{
     KubeletEndpoint, LogByteStream, TransportIdentity, TransportListener,
 };
 use pod_protocol::{LogQuery, PodState, Problem, SandboxId};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -49,7 +49,10 @@ async fn main() {
     let launcher = Arc::new(RemoteLauncher {
         host,
         endpoint: KubeletEndpoint::Tls {
-            addresses: addresses.iter().map(|ip| SocketAddr::new(*ip, port)).collect(),
+            addresses: addresses
+                .iter()
+                .map(|ip| SocketAddr::new(*ip, port))
+                .collect(),
             server_name: SERVER_NAME.to_owned(),
             identity: sandbox,
         },
@@ -159,7 +162,9 @@ async fn log(pods: &PodManager, uid: &str) -> String {
 async fn exec(pods: &PodManager, uid: &str) -> String {
     let options = ExecOptions {
         container: "c".to_owned(),
-        command: ["sh", "-c", "echo by exec on $(hostname)"].map(str::to_owned).into(),
+        command: ["sh", "-c", "echo by exec on $(hostname)"]
+            .map(str::to_owned)
+            .into(),
         streams: RequestedStreams {
             stdin: false,
             stdout: true,
@@ -167,10 +172,12 @@ async fn exec(pods: &PodManager, uid: &str) -> String {
             tty: false,
         },
     };
-    let session = pods.exec(uid, options).await.unwrap();
-    let mut output = String::new();
-    session.stdout.unwrap().read_to_string(&mut output).await.unwrap();
-    output.trim().to_owned()
+    let mut session = pods.exec(uid, options).await.unwrap();
+    let mut output = Vec::new();
+    while let Some(SessionOutput::Stdout(bytes)) = session.output.next().await {
+        output.extend_from_slice(&bytes);
+    }
+    String::from_utf8_lossy(&output).trim().to_owned()
 }
 
 /// Starts sandboxes on another host.
@@ -187,7 +194,9 @@ impl Launcher for RemoteLauncher {
         let control = Arc::new(control);
         let mut launched = self.launched.lock().unwrap();
         assert!(
-            launched.insert(request.uid.clone(), Arc::clone(&control)).is_none(),
+            launched
+                .insert(request.uid.clone(), Arc::clone(&control))
+                .is_none(),
             "a second launch of pod {}",
             request.uid
         );
@@ -204,7 +213,10 @@ impl Launcher for RemoteLauncher {
         tokio::spawn(async move {
             let mut srun = command.spawn().unwrap();
             let mut input = srun.stdin.take().unwrap();
-            input.write_all(format!("{config}\n").as_bytes()).await.unwrap();
+            input
+                .write_all(format!("{config}\n").as_bytes())
+                .await
+                .unwrap();
             control.set_state(SandboxState::Running);
             let status = loop {
                 tokio::select! {

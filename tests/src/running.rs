@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -166,10 +166,7 @@ impl Stream {
             let Some(mut from) = from else { return };
             let mut chunk = [0; 4096];
             while let Ok(count @ 1..) = from.read(&mut chunk) {
-                shared
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .extend(&chunk[..count]);
+                shared.lock().unwrap().extend(&chunk[..count]);
             }
         });
         Self {
@@ -179,8 +176,7 @@ impl Stream {
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.text.lock().unwrap_or_else(PoisonError::into_inner))
-            .into_owned()
+        String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
     }
 
     /// Waits for end-of-file; false after a time-out.

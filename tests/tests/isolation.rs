@@ -4,26 +4,19 @@ use e2e::{HOSTS, Lab, Role, TestCluster};
 
 #[test]
 fn clusters_of_two_users_share_nodes() {
-    let lab = Lab::acquire();
-    let args = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
-    let mut one = TestCluster::start_as(&lab, "user1", &args);
-    let mut two = TestCluster::start_as(&lab, "user2", &args);
-    assert_separate(&mut one, &mut two);
-    one.exit(0);
-    assert!(
-        two.has_ready_nodes(2),
-        "the end of one cluster does not affect the other"
-    );
-    two.exit(0);
-    lab.assert_nothing_left();
+    assert_clusters_share_nodes("user1", "user2");
 }
 
 #[test]
 fn clusters_of_one_user_share_nodes() {
+    assert_clusters_share_nodes("user1", "user1");
+}
+
+fn assert_clusters_share_nodes(first: &str, second: &str) {
     let lab = Lab::acquire();
     let args = ["srun", "-N2", "-wnode[1-2]", "coracle", "run"];
-    let mut one = TestCluster::start_as(&lab, "user1", &args);
-    let mut two = TestCluster::start_as(&lab, "user1", &args);
+    let mut one = TestCluster::start_as(&lab, first, &args);
+    let mut two = TestCluster::start_as(&lab, second, &args);
     assert_separate(&mut one, &mut two);
     one.exit(0);
     assert!(

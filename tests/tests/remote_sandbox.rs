@@ -28,7 +28,10 @@ fn pod_runs_on_another_host_than_its_kubelet() {
         })
     };
     cluster.create_objects(&[
-        pod("serving", "trap exit TERM; echo started; while true; do sleep 0.1; done"),
+        pod(
+            "serving",
+            "trap exit TERM; echo started; while true; do sleep 0.1; done",
+        ),
         pod("failing", "exit 7"),
     ]);
     let serving = cluster.wait_for_phase("serving", "Running");
@@ -48,7 +51,10 @@ fn pod_runs_on_another_host_than_its_kubelet() {
 
     cluster.shell("kubectl delete pod serving failing --wait");
     wait_until(30, "end of both steps", || {
-        output(&mut cluster).matches("step ended: exit status: 0").count() == 2
+        output(&mut cluster)
+            .matches("step ended: exit status: 0")
+            .count()
+            == 2
     });
     cluster.shell("pkill -TERM -x remote-kubelet; until [ -e ~/remote.code ]; do sleep 0.1; done");
     assert_eq!(cluster.shell("cat ~/remote.code").trim(), "0");

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -211,7 +211,7 @@ impl AgentStarter {
         // couldn't if srun died with the leader and killed them first.
         let mut child = command.spawn().map_err(start_error)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        lock(sruns).extend(pid);
+        sruns.lock().unwrap().extend(pid);
         // A step that ends at once doesn't read its input; its error output gives the reason.
         match copy {
             Some(program) => {
@@ -251,7 +251,7 @@ impl AgentStarter {
         }
         let status = child.wait().await.map_err(start_error)?;
         if let Some(pid) = pid {
-            lock(sruns).remove(&pid);
+            sruns.lock().unwrap().remove(&pid);
         }
         if status.success() {
             return Ok(());
@@ -269,7 +269,7 @@ impl AgentStepHandle {
             return;
         }
         self.outlives_srun = true;
-        for srun in lock(&self.sruns).iter() {
+        for srun in self.sruns.lock().unwrap().iter() {
             if let Err(error) = linux::process::kill_forks_of(*srun) {
                 tracing::warn!(%error, "the agents' step ends with its srun");
             }
@@ -285,7 +285,7 @@ impl AgentStepHandle {
             return;
         }
         // srun makes Slurm kill the rest of the step.
-        for srun in lock(&self.sruns).iter() {
+        for srun in self.sruns.lock().unwrap().iter() {
             let _ = rustix::process::kill_process(*srun, Signal::TERM);
         }
         let ended = tokio::time::timeout(TERMINATE_TIMEOUT, &mut self.task).await;
@@ -294,10 +294,6 @@ impl AgentStepHandle {
             self.task.abort();
         }
     }
-}
-
-fn lock(sruns: &Sruns) -> MutexGuard<'_, HashSet<Pid>> {
-    sruns.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Node and problem, if `line` reports an agent's failure.

@@ -4,6 +4,8 @@
 //! Storage, keys and membership are parameters ([`ClusterOptions`]). This crate handles no pods: the caller decides about the work of an agent
 //! after enrolment. Start reading at [`Cluster`].
 
+#![warn(unused_crate_dependencies)]
+
 mod agents;
 pub mod carry;
 pub mod client;

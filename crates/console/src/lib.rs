@@ -3,6 +3,8 @@
 //!
 //! Uses no other crate of ours. Start reading at [`Failure`].
 
+#![warn(unused_crate_dependencies)]
+
 mod download_progress;
 mod failure;
 mod phases;

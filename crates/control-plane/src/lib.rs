@@ -9,6 +9,8 @@
 //! tmpfs ([`dir`]), so `kill -9` of any process leaves neither processes nor files.
 //! [`components`] has one file per upstream program, with its flags as a pure function.
 
+#![warn(unused_crate_dependencies)]
+
 mod api_probe;
 pub mod components;
 pub mod dir;

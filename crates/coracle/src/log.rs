@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use k8s_openapi::jiff::Timestamp;
 use kubelet_api::stats::LogLine;
@@ -51,7 +51,7 @@ pub fn memory_log() -> Vec<LogLine> {
     let Some(ring) = MEMORY_LOG.get() else {
         return Vec::new();
     };
-    let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+    let ring = ring.lock().unwrap();
     ring.lines.iter().cloned().collect()
 }
 
@@ -82,7 +82,7 @@ struct MemoryWriter;
 impl Write for MemoryWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(ring) = MEMORY_LOG.get() {
-            let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ring = ring.lock().unwrap();
             ring.push(&String::from_utf8_lossy(bytes), Timestamp::now());
         }
         Ok(bytes.len())

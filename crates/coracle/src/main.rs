@@ -4,6 +4,9 @@
 //! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
 //! the other crates and reports to the user. docs/architecture.md shows the processes.
 
+// Some development dependencies are used only by the tests in `tests/`.
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 mod back_off;
 mod cgroup;
 mod cli;
@@ -67,12 +70,6 @@ fn main() -> ExitCode {
         },
     };
     result.unwrap_or_else(|error| exit::report(&error))
-}
-
-/// Waits until the process of a pidfd exits: the pidfd is then readable. It is wrapped as a pipe only to poll it.
-async fn process_exited(pidfd: std::os::fd::OwnedFd) -> std::io::Result<()> {
-    let pidfd = tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(pidfd)?;
-    pidfd.readable().await
 }
 
 /// Runs a future on this thread alone. A parent death signal is sent when the *thread* that forked the child exits, so children

@@ -7,6 +7,9 @@
 //!
 //! This crate knows nothing of pods: its callers provide the credentials and decide when to retry a failed pull.
 
+// Some development dependencies are used only by the tests in `tests/`.
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 pub mod archive;
 mod compression;
 mod error;

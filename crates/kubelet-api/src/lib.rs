@@ -17,6 +17,8 @@
 //! Invariant: a handler runs only for a client with a certificate of the client CA and an allowed common name, or
 //! with a token that the API server authenticates and authorizes. There is no unauthenticated endpoint, `/healthz` included.
 
+#![warn(unused_crate_dependencies)]
+
 mod auth;
 mod certificate_name;
 mod checkpoint;
@@ -49,9 +51,9 @@ pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, De
 pub use certificate_name::certificate_common_name;
 pub use error::ApiError;
 pub use pod_source::{
-    AttachOptions, ByteReader, ByteWriter, ContainerLogStream, ContainerSession, Duplex,
-    ExecOptions, LogError, LogOptions, LogStream, PodSource, PortConnection, RequestedStreams,
-    SessionError, SessionErrorKind, SessionExit, TerminalSize,
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
+    LogStream, PodSource, PortConnection, RequestedStreams, SessionError, SessionErrorKind,
+    SessionExit, SessionOutput, TerminalSize,
 };
 pub use server::serve;
 pub use tls::ServerIdentity;

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,7 +9,6 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use crate::error::error_chain;
@@ -51,8 +49,6 @@ pub trait PodSource: Send + Sync {
     ) -> BoxFuture<'static, Result<ContainerSession, SessionError>>;
 
     /// Opens a TCP connection to a port of the pod, on the loopback address of the pod's network namespace.
-    ///
-    /// `shutdown` of the stream closes only that direction. Dropping it closes the connection.
     fn port_forward(
         &self,
         uid: &str,
@@ -134,34 +130,34 @@ pub struct RequestedStreams {
 
 /// Streams to and from a process in a container.
 ///
-/// All streams are bounded: an unread reader blocks the process, and a full writer is not ready.
-/// Dropping a session before [`exit`](Self::exit) resolves means that the client has disconnected.
+/// All streams are bounded: unread output blocks the process, and a process that does not read blocks the sender of its input.
 pub struct ContainerSession {
-    /// Present if requested. `shutdown` closes only this stream.
-    pub stdin: Option<ByteWriter>,
-    /// Present if requested; with a terminal, all of its output.
-    pub stdout: Option<ByteReader>,
-    /// Present if requested, and there is no terminal.
-    pub stderr: Option<ByteReader>,
+    /// Present if requested. Dropping it closes the standard input.
+    pub stdin: Option<mpsc::Sender<Bytes>>,
     /// New sizes of the terminal; the last one is in effect. Absent without a terminal.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// Resolves when the process ends, even if some of its output is still unread.
-    pub exit: BoxFuture<'static, SessionExit>,
+    /// The requested output; the last item is the exit. Dropping it before means that the client has disconnected.
+    pub output: BoxStream<'static, SessionOutput>,
 }
 
-/// Output of a process in a container.
-pub type ByteReader = Pin<Box<dyn AsyncRead + Send>>;
+/// What a process in a container sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionOutput {
+    /// Standard output; with a terminal, all of its output.
+    Stdout(Bytes),
+    /// Standard error.
+    Stderr(Bytes),
+    /// The end of the session.
+    Exit(SessionExit),
+}
 
-/// Input of a process in a container.
-pub type ByteWriter = Pin<Box<dyn AsyncWrite + Send>>;
-
-/// A bidirectional byte stream.
-pub trait Duplex: AsyncRead + AsyncWrite + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
-
-/// A connection to a port of a pod.
-pub type PortConnection = Pin<Box<dyn Duplex>>;
+/// A connection to a port of a pod. Both directions are bounded.
+pub struct PortConnection {
+    /// Bytes for the pod. Dropping it closes only this direction.
+    pub to_pod: mpsc::Sender<Bytes>,
+    /// Bytes from the pod. Dropping it closes the connection.
+    pub from_pod: BoxStream<'static, io::Result<Bytes>>,
+}
 
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,8 +193,6 @@ pub struct SessionError {
 pub enum SessionErrorKind {
     /// There is no such pod or container (404).
     NotFound,
-    /// The request is invalid (400).
-    BadRequest,
     /// Any other failure (500).
     Internal,
 }
@@ -207,11 +201,6 @@ impl SessionError {
     /// The pod or container does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(SessionErrorKind::NotFound, message)
-    }
-
-    /// The request is invalid.
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(SessionErrorKind::BadRequest, message)
     }
 
     /// Any other failure.

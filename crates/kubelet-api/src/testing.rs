@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use futures::FutureExt;
+use bytes::Bytes;
 use futures::future::{BoxFuture, pending};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::mpsc;
 
 use crate::pod_source::{
     AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
-    PodSource, PortConnection, SessionError, SessionExit,
+    PodSource, PortConnection, SessionError, SessionExit, SessionOutput, TerminalSize,
 };
 
-/// Buffer size of the processes' pipes.
-const PIPE: usize = 4096;
+/// Bytes per item of long output.
+const CHUNK: usize = 4096;
 
 /// One pod, `default/p`, with the running containers `c` and `terminal` and the terminated container `ended`.
 #[derive(Default)]
@@ -43,10 +43,9 @@ impl Drop for Alive {
 
 /// The streams of a process, from its side.
 struct Process {
-    stdin: DuplexStream,
-    stdout: DuplexStream,
-    stderr: DuplexStream,
-    sizes: mpsc::Receiver<crate::pod_source::TerminalSize>,
+    stdin: mpsc::Receiver<Bytes>,
+    sizes: mpsc::Receiver<TerminalSize>,
+    output: mpsc::Sender<SessionOutput>,
 }
 
 impl Process {
@@ -54,57 +53,73 @@ impl Process {
         let args: Vec<_> = command.iter().map(String::as_str).collect();
         match args[..] {
             ["cat"] => {
-                let _ = tokio::io::copy(&mut self.stdin, &mut self.stdout).await;
+                while let Some(bytes) = self.stdin.recv().await {
+                    self.write(bytes).await;
+                }
             }
             ["exit", code] => return SessionExit::Code(code.parse().unwrap()),
             ["both"] => {
-                self.stdout.write_all(b"out").await.unwrap();
-                self.stderr.write_all(b"err").await.unwrap();
+                self.write("out").await;
+                let errors = SessionOutput::Stderr(Bytes::from_static(b"err"));
+                let _ = self.output.send(errors).await;
                 return SessionExit::Code(3);
             }
             ["zeros", count] => {
-                let zeros = vec![0; count.parse().unwrap()];
-                let _ = self.stdout.write_all(&zeros).await;
+                let zeros: Vec<u8> = vec![0; count.parse().unwrap()];
+                for chunk in zeros.chunks(CHUNK) {
+                    self.write(chunk.to_vec()).await;
+                }
             }
             ["size"] => {
                 let size = self.sizes.recv().await.unwrap();
                 let text = format!("{}x{}", size.columns, size.rows);
-                self.stdout.write_all(text.as_bytes()).await.unwrap();
+                self.write(text).await;
             }
             ["first-byte"] => {
-                let byte = self.stdin.read_u8().await.unwrap();
-                self.stdout.write_u8(byte).await.unwrap();
+                let bytes = self.stdin.recv().await.unwrap();
+                self.write(bytes.slice(..1)).await;
             }
             ["broken"] => return SessionExit::Failed("the sandbox has exited".to_owned()),
             _ => pending().await,
         }
         SessionExit::Code(0)
     }
+
+    /// Writes to the standard output.
+    async fn write(&self, bytes: impl Into<Bytes>) {
+        let _ = self.output.send(SessionOutput::Stdout(bytes.into())).await;
+    }
 }
 
 fn session(command: Vec<String>, tty: bool, alive: Alive) -> ContainerSession {
-    let (stdin, process_stdin) = duplex(PIPE);
-    let (stdout, process_stdout) = duplex(PIPE);
-    let (stderr, process_stderr) = duplex(PIPE);
+    let (stdin, process_stdin) = mpsc::channel(1);
     let (resize, sizes) = mpsc::channel(1);
+    let (output, received) = mpsc::channel(1);
     let process = Process {
         stdin: process_stdin,
-        stdout: process_stdout,
-        stderr: process_stderr,
         sizes,
+        output: output.clone(),
     };
-    let running = tokio::spawn(process.run(command));
-    let exit = async move {
-        let _alive = alive;
-        running.await.unwrap()
-    };
+    tokio::spawn(async move {
+        let exit = tokio::select! {
+            exit = process.run(command) => exit,
+            () = output.closed() => return,
+        };
+        let _ = output.send(SessionOutput::Exit(exit)).await;
+    });
     ContainerSession {
-        stdin: Some(Box::pin(stdin)),
-        stdout: Some(Box::pin(stdout)),
-        stderr: (!tty).then(|| Box::pin(stderr) as _),
+        stdin: Some(stdin),
         resize: tty.then_some(resize),
-        exit: exit.boxed(),
+        output: into_stream(received, alive).boxed(),
     }
+}
+
+/// Holds `alive` until it is dropped.
+fn into_stream<T>(received: mpsc::Receiver<T>, alive: Alive) -> impl Stream<Item = T> {
+    stream::unfold((received, alive), |(mut received, alive)| async move {
+        let item = received.recv().await?;
+        Some((item, (received, alive)))
+    })
 }
 
 impl PodSource for TestPods {
@@ -166,21 +181,21 @@ impl PodSource for TestPods {
             if port == 9 {
                 return Err(SessionError::internal("connection refused"));
             }
-            let (ours, mut theirs) = duplex(PIPE);
+            let (to_pod, mut received) = mpsc::channel(1);
+            let (sender, from_pod) = mpsc::channel(1);
             tokio::spawn(async move {
-                let _alive = alive;
                 match port {
                     7 => {
-                        let (mut read, mut write) = tokio::io::split(theirs);
-                        let _ = tokio::io::copy(&mut read, &mut write).await;
+                        while let Some(bytes) = received.recv().await {
+                            let _ = sender.send(Ok(bytes)).await;
+                        }
                     }
-                    80 => theirs.write_all(b"hello").await.unwrap(),
-                    _ => {
-                        let _ = theirs.read_to_end(&mut Vec::new()).await;
-                    }
+                    80 => sender.send(Ok(Bytes::from_static(b"hello"))).await.unwrap(),
+                    _ => while received.recv().await.is_some() {},
                 }
             });
-            Ok(Box::pin(ours) as PortConnection)
+            let from_pod = into_stream(from_pod, alive).boxed();
+            Ok(PortConnection { to_pod, from_pod })
         }
         .boxed()
     }

@@ -4,7 +4,7 @@
 //! take no more file descriptors than the limit.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
@@ -39,7 +39,7 @@ impl UnauthenticatedConnections {
     /// Takes a slot for a new connection, and evicts the oldest one at the limit.
     pub fn admit(self: &Arc<Self>) -> UnauthenticatedSlot {
         let evicted = CancellationToken::new();
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock().unwrap();
         let number = slots.next;
         slots.next += 1;
         slots.taken.insert(number, evicted.clone());
@@ -54,11 +54,6 @@ impl UnauthenticatedConnections {
             connections: Arc::clone(self),
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Slots> {
-        // Ignore poisoning: no code panics while it holds the lock.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl UnauthenticatedSlot {
@@ -70,7 +65,12 @@ impl UnauthenticatedSlot {
 
 impl Drop for UnauthenticatedSlot {
     fn drop(&mut self) {
-        self.connections.lock().taken.remove(&self.number);
+        self.connections
+            .slots
+            .lock()
+            .unwrap()
+            .taken
+            .remove(&self.number);
     }
 }
 
@@ -105,6 +105,6 @@ mod tests {
         let third = connections.admit();
         assert!(!is_evicted(&first) && !is_evicted(&third));
         drop((first, third));
-        assert!(connections.lock().taken.is_empty());
+        assert!(connections.slots.lock().unwrap().taken.is_empty());
     }
 }

@@ -8,17 +8,18 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kubelet_api::{
     AccessPolicy, AccessRequest, AttachOptions, AuthenticatedUser, ContainerLogStream,
     ContainerSession, DelegatedAuth, DelegatedAuthError, ExecOptions, LogError, LogOptions,
-    PodSource, PortConnection, SessionError, SessionExit,
+    PodSource, PortConnection, SessionError, SessionExit, SessionOutput,
 };
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
@@ -56,19 +57,18 @@ impl PodSource for Echo {
         _: ExecOptions,
     ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
         async {
-            let (stdin, mut input) = duplex(4096);
-            let (stdout, mut output) = duplex(4096);
-            let exit = async move {
-                tokio::io::copy(&mut input, &mut output).await.unwrap();
-                drop(output);
-                SessionExit::Code(0)
-            };
+            let (stdin, input) = mpsc::channel(1);
+            let output = stream::unfold(Some(input), |input| async {
+                let mut input = input?;
+                Some(match input.recv().await {
+                    Some(bytes) => (SessionOutput::Stdout(bytes), Some(input)),
+                    None => (SessionOutput::Exit(SessionExit::Code(0)), None),
+                })
+            });
             Ok(ContainerSession {
-                stdin: Some(Box::pin(stdin)),
-                stdout: Some(Box::pin(stdout)),
-                stderr: None,
+                stdin: Some(stdin),
                 resize: None,
-                exit: exit.boxed(),
+                output: output.boxed(),
             })
         }
         .boxed()

@@ -26,13 +26,14 @@
 //! All requests are sent as user `system:node:NAME` of group `system:nodes`. Upstream's Node authorizer and NodeRestriction
 //! allow all of them but one: deleting the node's own Node, see `node/deregister.rs`.
 
+#![warn(unused_crate_dependencies)]
+
 mod api_call;
 mod backoff;
 mod config;
 mod error;
 mod events;
 mod local_volumes;
-mod mutex;
 mod node;
 mod pods;
 mod resolve;

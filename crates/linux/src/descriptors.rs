@@ -51,10 +51,7 @@ pub fn close_all_on_exec() -> io::Result<()> {
             libc::CLOSE_RANGE_CLOEXEC,
         )
     };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    crate::syscall::check(done)
 }
 
 #[cfg(test)]

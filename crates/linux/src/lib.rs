@@ -6,6 +6,8 @@
 //!
 //! Start reading at [`process`] (how process trees are kept together) and [`namespace`].
 
+#![warn(unused_crate_dependencies)]
+
 pub mod address;
 pub mod async_fd;
 pub mod cgroup;
@@ -26,6 +28,7 @@ pub mod namespace;
 mod netlink;
 pub mod nftables;
 pub mod packet;
+pub mod packet_connection;
 pub mod probe;
 pub mod process;
 pub mod process_limit;
@@ -36,6 +39,7 @@ pub mod seccomp;
 pub mod setns;
 pub mod signal;
 pub mod subpath;
+mod syscall;
 #[cfg(test)]
 mod testing;
 pub mod tmpfs;

@@ -67,12 +67,14 @@ impl MountTree {
             }
         }
         rustix::mount::fsconfig_create(context.as_fd())?;
+        Self::from_context(&context, attributes)
+    }
+
+    /// The tree of a file system that was configured.
+    fn from_context(context: &OwnedFd, attributes: MountAttrFlags) -> io::Result<Self> {
         let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-        Ok(Self(rustix::mount::fsmount(
-            context.as_fd(),
-            flags,
-            attributes,
-        )?))
+        let tree = rustix::mount::fsmount(context.as_fd(), flags, attributes)?;
+        Ok(Self(tree))
     }
 
     /// An overlay of the `lower` directories, the lowest first, and the writable layer `upper`. `work` must be an empty directory
@@ -130,12 +132,7 @@ impl MountTree {
             rustix::mount::fsconfig_create(context.as_fd())?;
         }
         let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_RDONLY;
-        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-        Ok(Self(rustix::mount::fsmount(
-            context.as_fd(),
-            flags,
-            attributes,
-        )?))
+        Self::from_context(&context, attributes)
     }
 
     /// Makes the tree read-only; with `recursive`, also the mounts below it.
@@ -314,11 +311,7 @@ fn mount_setattr(file: &OwnedFd, set: u64, propagation: u64, recursive: bool) ->
             size_of::<libc::mount_attr>(),
         )
     };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    crate::syscall::check(done)
 }
 
 #[cfg(test)]

@@ -117,11 +117,7 @@ fn install(rules: &[FilterRule]) -> io::Result<()> {
             &raw const program,
         )
     };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    crate::syscall::check(done)
 }
 
 #[cfg(test)]

@@ -213,11 +213,7 @@ pub fn send_to_pidfd(process: impl AsFd, signal: i32) -> io::Result<()> {
     let nothing = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is open during the call; without a siginfo the kernel fills in its own.
     let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, nothing, 0) };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    crate::syscall::check(done)
 }
 
 #[cfg(test)]

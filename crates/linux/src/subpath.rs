@@ -130,6 +130,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::testing::swap_until;
 
     fn path_of(fd: &OwnedFd) -> std::path::PathBuf {
         fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap()
@@ -204,17 +205,7 @@ mod tests {
         symlink("../outside", root.join("evil")).unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    let _ = rustix::fs::renameat_with(
-                        CWD,
-                        root.join("real"),
-                        CWD,
-                        root.join("evil"),
-                        rustix::fs::RenameFlags::EXCHANGE,
-                    );
-                }
-            });
+            scope.spawn(|| swap_until(&done, &root.join("real"), &root.join("evil")));
             for turn in 0..3000 {
                 if let Ok(fd) = open(&root, &format!("real/d{}", turn % 7), true) {
                     assert!(path_of(&fd).starts_with(&root), "{:?}", path_of(&fd));

@@ -1,7 +1,10 @@
 //! Helpers for tests that need a single-threaded process.
 
 use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{CWD, RenameFlags};
 use rustix::mount::MountFlags;
 use rustix::process::{DumpableBehavior, Pid, WaitOptions};
 use rustix::thread::{CapabilitySet, UnshareFlags};
@@ -45,6 +48,13 @@ pub fn in_a_child_with_hidepid(work: impl FnOnce() -> bool) -> bool {
             work()
         })
     })
+}
+
+/// Swaps two paths again and again, as a container may do, until `done` is set.
+pub fn swap_until(done: &AtomicBool, one: &Path, other: &Path) {
+    while !done.load(Ordering::Relaxed) {
+        let _ = rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
+    }
 }
 
 /// Forks a non-dumpable child that runs `work` and then waits to be killed. Returns its pid after `work` is done. The caller must

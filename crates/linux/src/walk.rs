@@ -179,6 +179,7 @@ mod tests {
     use rustix::thread::UnshareFlags;
 
     use super::*;
+    use crate::testing::swap_until;
 
     /// The total size of regular files, and the outcome of the walk.
     fn bytes(root: &Path, max_entries: u64) -> (i64, WalkOutcome) {
@@ -255,17 +256,7 @@ mod tests {
         symlink("../outside", root.join("evil")).unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    let _ = rustix::fs::renameat_with(
-                        CWD,
-                        root.join("real"),
-                        CWD,
-                        root.join("evil"),
-                        rustix::fs::RenameFlags::EXCHANGE,
-                    );
-                }
-            });
+            scope.spawn(|| swap_until(&done, &root.join("real"), &root.join("evil")));
             let outside = (0..3000).map(|_| bytes(&root, u64::MAX).0).max();
             done.store(true, Ordering::Relaxed);
             assert_eq!(outside, Some(0));

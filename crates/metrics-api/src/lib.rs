@@ -11,6 +11,8 @@
 //!
 //! Start reading at [`serve`], then `usage_cache.rs` (when kubelets are queried) and `rates.rs` (pure).
 
+#![warn(unused_crate_dependencies)]
+
 mod cluster_source;
 mod discovery;
 mod handlers;

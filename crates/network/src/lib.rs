@@ -3,5 +3,7 @@
 //!
 //! This crate knows nothing of the kubelet, Slurm or objects of the API server.
 
+#![warn(unused_crate_dependencies)]
+
 pub mod egress;
 pub mod hub;

@@ -23,14 +23,18 @@
 //! again, receives the bundle again, and responds with its complete state. The two ends need not share a file system, a
 //! process table or a clock.
 //!
-//! Responsible for: the types, the connection with both of its ends, and the framing of streams.
+//! Responsible for: the types, the connection with both of its ends, the framing of streams, and the rules by which both ends decide
+//! whether a container is restarted.
 //!
 //! Deliberately does not know: the kubelet, nor how a sandbox runs its pod. The sandbox's end calls a
 //! [`connection::SandboxService`].
 //!
 //! Start reading at [`Bundle`] and [`PodState`], then at [`connection`].
 
+#![warn(unused_crate_dependencies)]
+
 pub mod connection;
+pub mod restart;
 pub mod streams;
 mod types;
 pub mod usage;

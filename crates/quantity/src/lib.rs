@@ -7,6 +7,8 @@
 //!
 //! Start reading at [`Amount::parse`].
 
+#![warn(unused_crate_dependencies)]
+
 mod amount;
 mod print;
 

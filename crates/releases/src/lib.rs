@@ -4,6 +4,8 @@
 //! Start reading at [`Release::find`]. Only the store writes to the directories of releases; [`fetch`] and [`import`] use it. This crate
 //! starts no control plane: the caller of [`seed::ensure`] does that.
 
+#![warn(unused_crate_dependencies)]
+
 mod archive;
 mod elf;
 mod error;

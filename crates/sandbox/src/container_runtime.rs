@@ -23,13 +23,13 @@ pub trait ContainerRuntime: 'static {
     async fn set_up(&self) -> Result<PodNetwork, Problem>;
 
     /// Ensures that an image is present; pulls it according to its policy.
-    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, Problem>;
+    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, ImageProblem>;
 
     /// The images that a container mounts as volumes.
     fn image_volumes(&self, container: &Container) -> Vec<ImageRequest>;
 
     /// Starts a container. Its output goes to the log of this attempt.
-    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, Problem>;
+    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, StartFailure>;
 
     /// Sends a signal to a container's first process. Does nothing if that has exited.
     fn signal(&self, id: &str, signal: i32);
@@ -55,6 +55,21 @@ pub trait ContainerRuntime: 'static {
 
     /// Kills the remaining processes, and removes network and volumes. Errors are logged.
     async fn tear_down(&self);
+}
+
+/// Why a container was not started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StartFailure {
+    /// It could not be created.
+    Create(Problem),
+    /// It was created, but its program could not be executed, for this reason. This counts as a run.
+    Program(String),
+}
+
+impl From<Problem> for StartFailure {
+    fn from(problem: Problem) -> Self {
+        Self::Create(problem)
+    }
 }
 
 /// The pod's network configuration.
@@ -108,6 +123,60 @@ pub struct ImageRequest {
     pub reference: String,
     /// Whether to pull it.
     pub policy: ImagePullPolicy,
+}
+
+/// Why an image is not present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageProblem {
+    /// The kind of problem.
+    pub reason: ImageProblemReason,
+    /// For people.
+    pub message: String,
+}
+
+/// The kind of an [`ImageProblem`], named as in upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageProblemReason {
+    /// The reference is malformed.
+    InvalidImageName,
+    /// It may not be pulled.
+    ErrImageNeverPull,
+    /// The image in the store can't be read.
+    ImageInspectError,
+    /// The registry can't be reached, or has an internal error.
+    RegistryUnavailable,
+    /// The pull failed for any other reason.
+    ErrImagePull,
+}
+
+impl ImageProblemReason {
+    /// Parses the reason of the API. An unknown one is `ErrImagePull`.
+    pub fn parse(reason: &str) -> Self {
+        match reason {
+            "InvalidImageName" => Self::InvalidImageName,
+            "ErrImageNeverPull" => Self::ErrImageNeverPull,
+            "ImageInspectError" => Self::ImageInspectError,
+            "RegistryUnavailable" => Self::RegistryUnavailable,
+            _ => Self::ErrImagePull,
+        }
+    }
+
+    /// The reason of the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidImageName => "InvalidImageName",
+            Self::ErrImageNeverPull => "ErrImageNeverPull",
+            Self::ImageInspectError => "ImageInspectError",
+            Self::RegistryUnavailable => "RegistryUnavailable",
+            Self::ErrImagePull => "ErrImagePull",
+        }
+    }
+}
+
+impl From<ImageProblem> for Problem {
+    fn from(problem: ImageProblem) -> Self {
+        Self::new(problem.reason.as_str(), problem.message)
+    }
 }
 
 /// An image that is present.

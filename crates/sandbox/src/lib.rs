@@ -14,6 +14,8 @@
 //!
 //! Start reading at [`container_runtime`], then `lifecycle/plan.rs` and `runtime/mod.rs`.
 
+#![warn(unused_crate_dependencies)]
+
 // The pod's lifecycle.
 pub mod lifecycle;
 pub mod probe;

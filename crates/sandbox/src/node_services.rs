@@ -1,6 +1,7 @@
 //! The interface between the container runtime and the node: images, volumes and the pod network. Other crates implement
 //! these, and the binary connects them.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use pod_protocol::Problem;
 use serde::{Deserialize, Serialize};
 
-use crate::container_runtime::{ImageRequest, PodImage};
+use crate::container_runtime::{ImageProblem, ImageRequest, PodImage};
 
 /// Provides one pod with images, volumes and a network.
 #[allow(
@@ -24,7 +25,7 @@ pub trait NodeServices: 'static {
         &self,
         request: &ImageRequest,
         credentials: &[serde_json::Value],
-    ) -> Result<PodImage, Problem>;
+    ) -> Result<PodImage, ImageProblem>;
 
     /// Creates a volume, or updates the content of an existing one. `credentials` are for image volumes.
     async fn set_up_volume(
@@ -36,7 +37,7 @@ pub trait NodeServices: 'static {
     ) -> Result<ReadyVolume, Problem>;
 
     /// Attaches a network namespace to the pod network, until [`NodeServices::release`] or the end of this process.
-    async fn attach_network(&self, network: OwnedFd) -> Result<NetworkAttachment, Problem>;
+    async fn attach_network(&self, network: OwnedFd) -> io::Result<NetworkAttachment>;
 
     /// Waits until the pod's interface was recreated, and returns its configuration; `None` if the pod has lost its
     /// attachment.

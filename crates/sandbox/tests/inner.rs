@@ -193,7 +193,9 @@ impl<'a> Inner<'a> {
                     single_id: self.ids == MappedIds::One,
                     ..Default::default()
                 },
-                capabilities: vec!["ALL".to_owned()],
+                capabilities: linux::credentials::capability_names()
+                    .map(str::to_owned)
+                    .collect(),
                 seccomp: SeccompProfile::RuntimeDefault,
                 oom_score_adj: OOM_SCORE_ADJ,
                 ..Default::default()

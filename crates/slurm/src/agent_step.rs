@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::Slurm;
 use crate::hostlist;
-use crate::invocation::{Invocation, removed_for_steps};
+use crate::invocation::Invocation;
 
 /// A step for agents: it overlaps with all other steps, sees all resources of the job, and survives the failure of nodes.
 #[derive(Debug, Clone)]
@@ -64,12 +64,7 @@ impl AgentStep<'_> {
         option("--quiet".into());
         args.push(self.program.into());
         args.extend(self.args.iter().map(Into::into));
-        Invocation {
-            program: slurm.srun.clone(),
-            args,
-            env_remove: removed_for_steps(env),
-            env_set: Vec::new(),
-        }
+        Invocation::step(slurm, args, env)
     }
 }
 

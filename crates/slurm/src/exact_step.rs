@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::Slurm;
-use crate::invocation::{Invocation, removed_for_steps};
+use crate::invocation::Invocation;
 
 /// A step that holds the requested resources until it ends: other steps of the job cannot use them. Slurm enforces and accounts them as
 /// the site has configured.
@@ -68,12 +68,7 @@ impl ExactStep<'_> {
         .to_vec();
         args.push(self.program.into());
         args.extend(self.args.iter().map(Into::into));
-        Invocation {
-            program: slurm.srun.clone(),
-            args,
-            env_remove: removed_for_steps(env),
-            env_set: Vec::new(),
-        }
+        Invocation::step(slurm, args, env)
     }
 
     fn gres(&self) -> String {

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::Slurm;
+
 /// A command to run. It is plain data, so tests can check it without Slurm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
@@ -17,6 +19,20 @@ pub struct Invocation {
 }
 
 impl Invocation {
+    /// An `srun` that starts a step; `env` are the names of the variables in our environment.
+    pub(crate) fn step<'a>(
+        slurm: &Slurm,
+        args: Vec<OsString>,
+        env: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        Self {
+            program: slurm.srun.clone(),
+            args,
+            env_remove: removed_for_steps(env),
+            env_set: Vec::new(),
+        }
+    }
+
     /// The command, ready to spawn. The caller sets the standard streams.
     ///
     /// It gets a new process group, so that Ctrl-C at the terminal reaches only the caller, which then stops the command. Dropping

@@ -11,6 +11,8 @@
 //! [`ExactStep`] (one process with resources of its own in a running job), [`Submission`] (a new job) and [`Slurm`] (queries: version, ping, job
 //! details, partitions).
 
+#![warn(unused_crate_dependencies)]
+
 mod agent_step;
 mod allocation;
 mod classify;

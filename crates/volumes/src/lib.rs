@@ -10,6 +10,9 @@
 //!
 //! Start reading at [`VolumeSource`], then [`dirs::PodVolumes`].
 
+// Some development dependencies are used only by the tests in `tests/`.
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 pub mod content;
 pub mod dirs;
 pub mod provisioner;

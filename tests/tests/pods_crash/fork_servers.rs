@@ -76,7 +76,10 @@ fn killed_fork_servers_of_pulls_are_replaced() {
     // Stopped, the sandbox can't replace the first one before the second one is killed.
     let sandbox = sandbox_above(&lab.processes("node2"), &b).pid;
     let servers = pids.join(" ");
-    lab.root("node2", &format!("kill -STOP {sandbox}; kill -KILL {servers}; kill -CONT {sandbox}"));
+    lab.root(
+        "node2",
+        &format!("kill -STOP {sandbox}; kill -KILL {servers}; kill -CONT {sandbox}"),
+    );
     let a = marked_process(&lab, "mark-pulling-a");
     lab.kill("node2", "KILL", &a);
     cluster.pod_until("pulling", "has restarted a", |pod| {

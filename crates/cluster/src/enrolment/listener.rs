@@ -111,7 +111,7 @@ impl EnrolmentListener {
 
     /// Lets these nodes enrol, from now on.
     pub fn add_nodes(&self, nodes: impl IntoIterator<Item = (String, NodePlan)>) {
-        lock(&self.nodes).extend(nodes);
+        self.nodes.lock().unwrap().extend(nodes);
     }
 
     /// The configuration with which the agents of `nodes` enrol. Its token admits each of them once.
@@ -121,7 +121,7 @@ impl EnrolmentListener {
         leader_addresses: Vec<SocketAddr>,
     ) -> anyhow::Result<JoinConfig> {
         let token = token::generate()?;
-        let mut tokens = lock(&self.tokens);
+        let mut tokens = self.tokens.lock().unwrap();
         tokens.extend(nodes.iter().map(|node| (node.clone(), token.clone())));
         Ok(JoinConfig {
             version: COMPATIBLE_VERSION.to_owned(),
@@ -136,14 +136,14 @@ impl EnrolmentListener {
     /// Sends `End` to every agent, and admits no more.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        for member in lock(&self.members).values() {
+        for member in self.members.lock().unwrap().values() {
             let _ = member.sender.send(LeaderMessage::End);
         }
     }
 
     /// The nodes whose agents are connected.
     pub fn members(&self) -> HashSet<String> {
-        lock(&self.members).keys().cloned().collect()
+        self.members.lock().unwrap().keys().cloned().collect()
     }
 
     /// Accepts connections until the task is dropped.
@@ -230,7 +230,7 @@ impl EnrolmentListener {
         if let Err(error) = stream.send(&welcome).await {
             // The agent doesn't know that it was admitted, and retries with the same token.
             if let Some(token) = request.token {
-                lock(&self.tokens).insert(request.node, token);
+                self.tokens.lock().unwrap().insert(request.node, token);
             }
             return Err(error);
         }
@@ -240,7 +240,7 @@ impl EnrolmentListener {
 
     /// Whether another agent has the node of `request`.
     fn is_taken(&self, request: &JoinRequest) -> bool {
-        let members = lock(&self.members);
+        let members = self.members.lock().unwrap();
         let current = members.get(&request.node);
         current.is_some_and(|member| member.key != request.client_key_pem)
     }
@@ -252,7 +252,10 @@ impl EnrolmentListener {
         certificate_node: Option<&str>,
     ) -> anyhow::Result<JoinResponse> {
         let node = request.node.as_str();
-        let plan = lock(&self.nodes)
+        let plan = self
+            .nodes
+            .lock()
+            .unwrap()
             .get(node)
             .cloned()
             .context("this node is not part of the cluster")?;
@@ -268,7 +271,7 @@ impl EnrolmentListener {
         match (&request.token, certificate_node) {
             (None, Some(name)) if name == node => {}
             (Some(token), None) => {
-                let mut tokens = lock(&self.tokens);
+                let mut tokens = self.tokens.lock().unwrap();
                 if !tokens
                     .get(node)
                     .is_some_and(|unused| token::equal(token, unused))
@@ -340,7 +343,7 @@ impl EnrolmentListener {
             key: request.client_key_pem.clone(),
             sender: sender.clone(),
         };
-        if let Some(replaced) = lock(&self.members).insert(node.to_owned(), member) {
+        if let Some(replaced) = self.members.lock().unwrap().insert(node.to_owned(), member) {
             let _ = replaced.sender.send(LeaderMessage::NodeTaken);
         }
         let report = |event| drop(self.events.send((node.to_owned(), event)));
@@ -362,7 +365,7 @@ impl EnrolmentListener {
                 },
             }
         };
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock().unwrap();
         // A newer connection of the same agent may have replaced this one.
         if members
             .get(node)
@@ -382,12 +385,6 @@ fn node_of_certificate(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<S
     };
     let name = kubelet_api::certificate_common_name(certificate);
     Ok(Some(name.context("the certificate has no common name")?))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -461,7 +458,11 @@ mod tests {
             key: first.client_key_pem.clone(),
             sender: mpsc::unbounded_channel().0,
         };
-        lock(&listener.members).insert("node1".to_owned(), member);
+        listener
+            .members
+            .lock()
+            .unwrap()
+            .insert("node1".to_owned(), member);
         assert!(!listener.is_taken(&first));
         assert!(listener.is_taken(&second));
         assert!(!listener.is_taken(&request("node2", None)));

@@ -2,6 +2,7 @@
 //! this module.
 
 pub mod doctor;
+mod foreground_srun;
 pub mod image;
 pub mod kubernetes;
 pub mod logs;

@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 pub use unpack::{UnpackBudget, UnpackError};
 
 use crate::compression::decompress;
+use crate::store::lock;
 use download::{Digest, HashingReader};
 
 /// The unpacked layers of one node.
@@ -256,14 +257,7 @@ impl Layers {
 
     fn open_side_file(&self, name: &str) -> Result<File, LayerError> {
         let path = self.dir.join(name);
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(io_error("open", &path))
+        lock::open_file(&path).map_err(io_error("open", &path))
     }
 
     fn touch(&self, used: &File) {

@@ -1,6 +1,7 @@
 //! The store's lock: shared while blobs are used, exclusive while they are removed.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -81,8 +82,12 @@ impl ImageStore {
     }
 }
 
-/// NFS requires a descriptor open for writing for an exclusive lock, and for reading for a shared one.
 pub(super) fn open(path: &Path) -> Result<File, ImageStoreError> {
+    open_file(path).map_err(|e| ImageStoreError::io("open", path, e))
+}
+
+/// Opens a file for locks. NFS requires a descriptor open for writing for an exclusive lock, and for reading for a shared one.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -90,5 +95,4 @@ pub(super) fn open(path: &Path) -> Result<File, ImageStoreError> {
         .truncate(false)
         .mode(0o600)
         .open(path)
-        .map_err(|e| ImageStoreError::io("open", path, e))
 }

@@ -18,7 +18,7 @@
 mod access;
 mod blob;
 mod gc;
-mod lock;
+pub(crate) mod lock;
 mod references;
 
 use std::fs::{self, DirBuilder};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,20 +18,15 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
         Self(Mutex::new(HashMap::new()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, (V, Instant)>> {
-        // Ignore poisoning: the map is consistent after every statement.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn get(&self, key: &K) -> Option<V> {
-        let entries = self.lock();
+        let entries = self.0.lock().unwrap();
         let (value, until) = entries.get(key)?;
         (*until > Instant::now()).then(|| value.clone())
     }
 
     pub(super) fn put(&self, key: K, value: V, ttl: Duration) {
         let now = Instant::now();
-        let mut entries = self.lock();
+        let mut entries = self.0.lock().unwrap();
         if entries.len() >= MAX_ENTRIES {
             entries.retain(|_, (_, until)| *until > now);
         }
@@ -63,7 +58,7 @@ mod tests {
         for key in 0..=MAX_ENTRIES {
             cache.put(key, (), Duration::from_secs(30));
         }
-        assert!(cache.lock().len() <= MAX_ENTRIES);
+        assert!(cache.0.lock().unwrap().len() <= MAX_ENTRIES);
         assert_eq!(cache.get(&MAX_ENTRIES), Some(()));
     }
 }

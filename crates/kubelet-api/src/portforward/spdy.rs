@@ -120,10 +120,9 @@ async fn connect(
 ) -> Result<(), String> {
     let connected = pods.port_forward(&pod.uid, port).await;
     let connection = connected.map_err(|error| error.message)?;
-    let (read, write) = tokio::io::split(connection);
     let outgoing = &data.outgoing;
     let pod_to_client = async {
-        copy_to_client(read, outgoing)
+        copy_to_client(connection.from_pod, outgoing)
             .await
             .map_err(|error| error.to_string())?;
         let _ = outgoing.finish().await;
@@ -132,7 +131,7 @@ async fn connect(
         Ok(())
     };
     let client_to_pod = async {
-        copy_to_pod(&mut data.incoming, write).await;
+        copy_to_pod(&mut data.incoming, connection.to_pod).await;
         Ok::<(), String>(())
     };
     tokio::try_join!(pod_to_client, client_to_pod).map(|_| ())

@@ -78,14 +78,13 @@ async fn connect(
 ) -> Result<(), String> {
     let connected = pods.port_forward(&pod.uid, channels.port).await;
     let connection = connected.map_err(|error| error.message)?;
-    let (read, write) = tokio::io::split(connection);
     let client_to_pod = async {
-        copy_to_pod(&mut channels.incoming, write).await;
+        copy_to_pod(&mut channels.incoming, connection.to_pod).await;
         // The protocol has no way for the client to close one channel, so only the pod ends the connection.
         pending::<()>().await;
     };
     tokio::select! {
-        result = copy_to_client(read, &channels.data) => result.map_err(|error| error.to_string()),
+        result = copy_to_client(connection.from_pod, &channels.data) => result.map_err(|error| error.to_string()),
         () = client_to_pod => Ok(()),
     }
 }

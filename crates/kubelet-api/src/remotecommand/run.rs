@@ -5,15 +5,14 @@
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tokio::io::AsyncReadExt;
 
+use super::session::next_output;
 use super::{ContainerPath, RemoteCommandError, RemoteCommandKind, find_running};
-use crate::pod_source::{ByteReader, ExecOptions, RequestedStreams, SessionExit};
+use crate::pod_source::{ExecOptions, RequestedStreams, SessionExit, SessionOutput};
 use crate::routes::ApiState;
 
 /// Limit for each output stream. The rest is discarded, as container runtimes do for upstream's kubelet.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
-const READ_SIZE: usize = 32 * 1024;
 
 /// The endpoint.
 pub(crate) async fn run(
@@ -53,15 +52,18 @@ async fn run_command(
             ..RequestedStreams::default()
         },
     };
-    let session = match api.pods.exec(uid, options).await {
+    let mut session = match api.pods.exec(uid, options).await {
         Ok(session) => session,
         Err(error) => return failed(error.message),
     };
-    let (exit, mut output, errors) = tokio::join!(
-        session.exit,
-        read_limited(session.stdout),
-        read_limited(session.stderr)
-    );
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let exit = loop {
+        match next_output(&mut session.output).await {
+            SessionOutput::Stdout(bytes) => append(&mut output, &bytes),
+            SessionOutput::Stderr(bytes) => append(&mut errors, &bytes),
+            SessionOutput::Exit(exit) => break exit,
+        }
+    };
     match exit {
         SessionExit::Code(0) => {
             output.extend(errors);
@@ -76,18 +78,9 @@ async fn run_command(
     }
 }
 
-/// Reads a stream to its end, and returns at most [`MAX_OUTPUT`] bytes of it.
-async fn read_limited(from: Option<ByteReader>) -> Vec<u8> {
-    let mut output = Vec::new();
-    let Some(mut from) = from else { return output };
-    let mut block = Vec::with_capacity(READ_SIZE);
-    // An error ends the stream too.
-    while let Ok(1..) = from.read_buf(&mut block).await {
-        let room = MAX_OUTPUT - output.len();
-        output.extend_from_slice(&block[..block.len().min(room)]);
-        block.clear();
-    }
-    output
+fn append(output: &mut Vec<u8>, bytes: &[u8]) {
+    let room = MAX_OUTPUT - output.len();
+    output.extend_from_slice(&bytes[..bytes.len().min(room)]);
 }
 
 #[cfg(test)]

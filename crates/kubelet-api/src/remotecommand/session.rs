@@ -2,19 +2,16 @@
 
 use std::future::{Future, pending};
 
-use bytes::BytesMut;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::mpsc;
 
 use super::RemoteCommandKind;
 use super::resize;
 use super::status::{ErrorFormat, RemoteCommandStatus};
-use crate::pod_source::{ByteReader, ByteWriter, ContainerSession, SessionError};
+use crate::pod_source::{ContainerSession, SessionError, SessionExit, SessionOutput, TerminalSize};
 use crate::streams::{IncomingStream, OutgoingStream};
-
-/// Bytes per read from a process.
-const READ_SIZE: usize = 64 * 1024;
-/// With less free space than this, allocate a new buffer instead.
-const MIN_READ_SIZE: usize = 4 * 1024;
 
 /// The streams that a client has opened.
 #[derive(Debug)]
@@ -38,86 +35,73 @@ pub(super) async fn run(
     let status = match start.await {
         Err(error) => {
             tracing::debug!(%error, "cannot start session");
-            finish(client.stdout.as_ref()).await;
-            finish(client.stderr.as_ref()).await;
             RemoteCommandStatus::from_error(kind, &error)
         }
         Ok(session) => {
-            let input = copy_stdin(client.stdin, session.stdin);
-            let sizes = async {
-                if let (Some(incoming), Some(sizes)) = (client.resize, session.resize) {
-                    resize::forward(incoming, sizes).await;
-                }
+            let input = async {
+                tokio::join!(
+                    copy_stdin(client.stdin, session.stdin),
+                    copy_sizes(client.resize, session.resize)
+                );
+                // The end of the input does not end the session.
                 pending().await
             };
-            let exited = async {
-                let stdout = copy_output(session.stdout, client.stdout);
-                let stderr = copy_output(session.stderr, client.stderr);
-                // Deliver all output before the exit status.
-                let (exit, (), ()) = tokio::join!(session.exit, stdout, stderr);
-                exit
-            };
             let exit = tokio::select! {
-                exit = exited => exit,
+                exit = copy_output(session.output, &client.stdout, &client.stderr) => exit,
                 () = input => return,
-                () = sizes => return,
             };
             RemoteCommandStatus::from_exit(kind, &exit)
         }
     };
-    let text = status.text(client.format);
-    if !text.is_empty() && client.error.send(text).await.is_err() {
-        return;
-    }
-    finish(Some(&client.error)).await;
-}
-
-async fn finish(stream: Option<&OutgoingStream>) {
-    if let Some(stream) = stream {
-        // Fails only if the client has disconnected.
+    // All of these fail only if the client has disconnected.
+    for stream in [&client.stdout, &client.stderr].into_iter().flatten() {
         let _ = stream.finish().await;
     }
+    let text = status.text(client.format);
+    if text.is_empty() || client.error.send(text).await.is_ok() {
+        let _ = client.error.finish().await;
+    }
 }
 
-/// Copies stdin to the process, then closes it. Never resolves: the end of stdin does not end the session.
-async fn copy_stdin(from: Option<IncomingStream>, to: Option<ByteWriter>) {
-    if let (Some(mut from), Some(mut to)) = (from, to) {
+async fn copy_stdin(from: Option<IncomingStream>, to: Option<mpsc::Sender<Bytes>>) {
+    if let (Some(mut from), Some(to)) = (from, to) {
         while let Some(bytes) = from.next().await {
-            let written = async {
-                to.write_all(&bytes).await?;
-                to.flush().await
-            };
-            if written.await.is_err() {
+            if to.send(bytes).await.is_err() {
                 // The process closed its stdin. Discard the rest.
-                break;
+                return;
             }
         }
-        let _ = to.shutdown().await;
     }
-    pending().await
 }
 
-/// Copies output of the process to the client, then closes the stream.
-async fn copy_output(from: Option<ByteReader>, to: Option<OutgoingStream>) {
-    let (Some(mut from), Some(to)) = (from, to.as_ref()) else {
-        return finish(to.as_ref()).await;
-    };
-    let mut buffer = BytesMut::new();
+async fn copy_sizes(from: Option<IncomingStream>, to: Option<mpsc::Sender<TerminalSize>>) {
+    if let (Some(from), Some(to)) = (from, to) {
+        resize::forward(from, to).await;
+    }
+}
+
+/// Copies output of the process to the client, until the process exits.
+async fn copy_output(
+    mut output: BoxStream<'static, SessionOutput>,
+    stdout: &Option<OutgoingStream>,
+    stderr: &Option<OutgoingStream>,
+) -> SessionExit {
     loop {
-        if buffer.capacity() < MIN_READ_SIZE {
-            buffer.reserve(READ_SIZE);
-        }
-        match from.read_buf(&mut buffer).await {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(error) => {
-                tracing::debug!(%error, "cannot read output of process");
-                break;
-            }
-        }
-        if to.send(buffer.split().freeze()).await.is_err() {
-            return;
+        let (bytes, to) = match next_output(&mut output).await {
+            SessionOutput::Stdout(bytes) => (bytes, stdout),
+            SessionOutput::Stderr(bytes) => (bytes, stderr),
+            SessionOutput::Exit(exit) => return exit,
+        };
+        if let Some(to) = to {
+            // Fails only if the client has disconnected.
+            let _ = to.send(bytes).await;
         }
     }
-    finish(Some(to)).await;
+}
+
+/// The next output of a process.
+pub(super) async fn next_output(output: &mut BoxStream<'static, SessionOutput>) -> SessionOutput {
+    let aborted = || SessionExit::Failed("the session was aborted".to_owned());
+    let next = output.next().await;
+    next.unwrap_or_else(|| SessionOutput::Exit(aborted()))
 }

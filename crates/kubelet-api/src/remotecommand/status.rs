@@ -58,7 +58,6 @@ impl RemoteCommandStatus {
         };
         let (reason, code, prefix) = match class {
             SessionErrorKind::NotFound => ("NotFound", 404, ""),
-            SessionErrorKind::BadRequest => ("BadRequest", 400, ""),
             SessionErrorKind::Internal => ("InternalError", 500, "Internal error occurred: "),
         };
         Self(json!({

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -145,7 +145,7 @@ impl<P: StreamProtocol> StreamDriver<P> {
             }
         };
         if !matches!(ended, ConnectionEnd::Io(_)) {
-            shared.lock().closing = true;
+            shared.state.lock().unwrap().closing = true;
             shared.has_output.notify_one();
             let _ = timeout(timeouts.flush, writing).await;
         }
@@ -168,14 +168,9 @@ struct State<P> {
 }
 
 impl<P: StreamProtocol> Shared<P> {
-    fn lock(&self) -> MutexGuard<'_, State<P>> {
-        // Ignore poisoning: a panic in a protocol ends the task of this connection, so nothing uses the state after it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Calls the protocol, and wakes the write loop if there is output.
     fn with<T>(&self, act: impl FnOnce(&mut P) -> T) -> T {
-        let mut state = self.lock();
+        let mut state = self.state.lock().unwrap();
         let was_ready = state.protocol.is_ready();
         let done = act(&mut state.protocol);
         if !state.protocol.output().is_empty() || was_ready != state.protocol.is_ready() {
@@ -187,7 +182,7 @@ impl<P: StreamProtocol> Shared<P> {
     /// Resolves after the idle time-out.
     async fn idle(&self) {
         loop {
-            let deadline = self.lock().last_activity + self.timeouts.idle;
+            let deadline = self.state.lock().unwrap().last_activity + self.timeouts.idle;
             if deadline <= Instant::now() {
                 return;
             }
@@ -215,7 +210,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
                 Ok(_) => {}
                 Err(error) => return ConnectionEnd::Io(error),
             }
-            self.shared.lock().last_activity = Instant::now();
+            self.shared.state.lock().unwrap().last_activity = Instant::now();
             let receive = |protocol: &mut P| protocol.receive(&mut buffer, &mut events);
             let received = self.shared.with(receive);
             for event in events.drain(..) {
@@ -309,11 +304,11 @@ async fn write_loop<P: StreamProtocol>(
     mut io: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
     loop {
-        let ready = shared.lock().protocol.is_ready();
+        let ready = shared.state.lock().unwrap().protocol.is_ready();
         let mut last = false;
         tokio::select! {
             command = commands.recv(), if ready => {
-                let mut state = shared.lock();
+                let mut state = shared.state.lock().unwrap();
                 match command {
                     Some(command) => state.protocol.apply(command),
                     None => {
@@ -332,7 +327,7 @@ async fn write_loop<P: StreamProtocol>(
             () = shared.has_output.notified() => {}
         }
         let bytes = {
-            let mut state = shared.lock();
+            let mut state = shared.state.lock().unwrap();
             last |= state.closing;
             let bytes = state.protocol.output().split();
             if !bytes.is_empty() {

@@ -24,13 +24,13 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tower::service_fn;
 
 use super::bundle::ResolvedBundle;
+use super::sandbox_auth::SandboxAuthenticator;
 use super::sandbox_listener::IncomingSandbox;
 use super::worker::PodUpdate;
 use super::{
     LaunchRequest, Launcher, NetworkStateSender, NodeKey, PodManager, PodRecords, SandboxEnd,
     SandboxHandle, SandboxState, Shared,
 };
-use super::sandbox_auth::SandboxAuthenticator;
 use crate::events::EventRecorder;
 use crate::resolve::Resolver;
 use crate::{NodeCapacity, NodeConfig};
@@ -640,8 +640,5 @@ impl pod_protocol::connection::SandboxService for FakeService {
 }
 
 fn nothing_runs() -> Problem {
-    Problem {
-        reason: "BadRequest".to_owned(),
-        message: "no container is running".to_owned(),
-    }
+    Problem::new("BadRequest", "no container is running")
 }

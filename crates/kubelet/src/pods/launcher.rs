@@ -165,7 +165,12 @@ impl SandboxHandle {
     /// Waits until the sandbox has ended.
     pub async fn ended(&mut self) -> SandboxEnd {
         let ended = |status: &(_, SandboxState)| matches!(status.1, SandboxState::Ended(_));
-        match self.status.wait_for(ended).await.map(|status| status.1.clone()) {
+        match self
+            .status
+            .wait_for(ended)
+            .await
+            .map(|status| status.1.clone())
+        {
             Ok(SandboxState::Ended(end)) => end,
             _ => SandboxEnd::Exited("unknown".to_owned()),
         }
@@ -283,7 +288,10 @@ mod tests {
     #[tokio::test]
     async fn handle_follows_launcher() {
         let (mut handle, control) = SandboxHandle::new(None, SandboxState::Starting);
-        assert_eq!((handle.id(), handle.state()), (None, SandboxState::Starting));
+        assert_eq!(
+            (handle.id(), handle.state()),
+            (None, SandboxState::Starting)
+        );
         control.set_id(SandboxId::new("1"));
         control.set_state(SandboxState::Running);
         assert_eq!(handle.changed().await, SandboxState::Running);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
@@ -19,7 +19,6 @@ use pod_protocol::{LogQuery, LogSource};
 use super::launcher::PodRecords;
 use super::spec::phase;
 use super::streaming;
-use crate::mutex::lock;
 
 /// The pods bound to this node, each with its newest status and the connection to its sandbox.
 #[derive(Default)]
@@ -59,10 +58,6 @@ impl PodManager {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
-        lock(&self.pods)
-    }
-
     /// Sets the source of the logs of pods whose sandbox has exited.
     pub(crate) fn set_records(&self, records: Arc<dyn PodRecords>) {
         let _ = self.records.set(records);
@@ -96,7 +91,7 @@ impl PodManager {
     /// All pods, with their sandboxes if these are connected.
     pub(crate) fn pods_with_sandboxes(&self) -> Vec<(Arc<Pod>, Option<SandboxClient>)> {
         let open = |entry: &Entry| entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
-        let pods = self.lock();
+        let pods = self.pods.lock().unwrap();
         pods.values()
             .map(|entry| (Arc::clone(&entry.pod), open(entry)))
             .collect()
@@ -104,7 +99,7 @@ impl PodManager {
 
     /// Adds a pod, or replaces it by a newer version.
     pub(crate) fn update_pod(&self, uid: &str, pod: Arc<Pod>) {
-        let mut pods = self.lock();
+        let mut pods = self.pods.lock().unwrap();
         let (status, sandbox) = pods
             .remove(uid)
             .map_or((None, None), |entry| (entry.status, entry.sandbox));
@@ -118,17 +113,20 @@ impl PodManager {
 
     /// Removes a pod that the API server has deleted.
     pub(crate) fn remove_pod(&self, uid: &str) {
-        self.lock().remove(uid);
+        self.pods.lock().unwrap().remove(uid);
     }
 
     /// Removes all other pods.
     pub(crate) fn retain(&self, uids: &HashSet<String>) {
-        self.lock().retain(|uid, _| uids.contains(uid));
+        self.pods
+            .lock()
+            .unwrap()
+            .retain(|uid, _| uids.contains(uid));
     }
 
     /// Sets the status that a pod's worker has generated.
     pub(crate) fn set_status(&self, uid: &str, status: &PodStatus) {
-        if let Some(entry) = self.lock().get_mut(uid)
+        if let Some(entry) = self.pods.lock().unwrap().get_mut(uid)
             && entry.status.as_ref() != Some(status)
         {
             entry.status = Some(status.clone());
@@ -138,19 +136,19 @@ impl PodManager {
 
     /// Sets the connection to a pod's sandbox.
     pub(crate) fn set_sandbox(&self, uid: &str, sandbox: SandboxClient) {
-        if let Some(entry) = self.lock().get_mut(uid) {
+        if let Some(entry) = self.pods.lock().unwrap().get_mut(uid) {
             entry.sandbox = Some(sandbox);
         }
     }
 
     pub(crate) fn get(&self, uid: &str) -> Option<Arc<Pod>> {
-        let pods = self.lock();
+        let pods = self.pods.lock().unwrap();
         pods.get(uid).map(|entry| Arc::clone(&entry.pod))
     }
 
     /// The connection to a pod's sandbox.
     fn sandbox(&self, uid: &str) -> Result<SandboxClient, SessionError> {
-        let pods = self.lock();
+        let pods = self.pods.lock().unwrap();
         let entry = pods.get(uid);
         let entry = entry.ok_or_else(|| SessionError::not_found("pod does not exist"))?;
         let sandbox = entry.sandbox.clone().filter(|sandbox| !sandbox.is_closed());
@@ -168,7 +166,7 @@ impl PodManager {
 
     /// Removes the connection to a pod's sandbox.
     pub(crate) fn clear_sandbox(&self, uid: &str) {
-        if let Some(entry) = self.lock().get_mut(uid) {
+        if let Some(entry) = self.pods.lock().unwrap().get_mut(uid) {
             entry.sandbox = None;
         }
     }
@@ -198,7 +196,9 @@ impl PodSource for PodManager {
     }
 
     fn pods(&self) -> Vec<Arc<Pod>> {
-        self.lock()
+        self.pods
+            .lock()
+            .unwrap()
             .values()
             .map(|entry| Arc::clone(&entry.pod))
             .collect()
@@ -209,7 +209,7 @@ impl PodSource for PodManager {
         uid: &str,
         options: LogOptions,
     ) -> BoxFuture<'static, Result<ContainerLogStream, LogError>> {
-        let pods = self.lock();
+        let pods = self.pods.lock().unwrap();
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
         let records = entry.and_then(|_| self.records.get().cloned());

@@ -16,8 +16,6 @@ use std::sync::Mutex;
 use aws_lc_rs::hmac;
 use pod_protocol::{SandboxCredential, SandboxHello, SandboxWelcome};
 
-use crate::mutex::lock;
-
 /// The key from which a node derives the credentials of its sandboxes. It outlives the agent.
 #[derive(Clone)]
 pub struct NodeKey(pub [u8; 32]);
@@ -68,7 +66,7 @@ impl SandboxAuthenticator {
         let (nonce, tag) = credential.split_once('.')?;
         let tag = from_hex(tag)?;
         hmac::verify(&self.key, &message(purpose, &hello.uid, nonce), &tag).ok()?;
-        let mut used = lock(&self.used);
+        let mut used = self.used.lock().unwrap();
         let is_first = used
             .entry(hello.uid.clone())
             .or_default()
@@ -83,7 +81,7 @@ impl SandboxAuthenticator {
 
     /// Forgets a pod that is gone: no new sandbox of it will be launched.
     pub(super) fn forget(&self, uid: &str) {
-        lock(&self.used).remove(uid);
+        self.used.lock().unwrap().remove(uid);
     }
 
     fn derive(&self, purpose: Purpose, uid: &str, nonce: &str) -> String {

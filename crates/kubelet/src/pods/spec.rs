@@ -1,8 +1,7 @@
 //! Accessors of pods and their specs.
 
-use k8s_openapi::api::core::v1::{
-    Container, ContainerRestartRule, ContainerRestartRuleOnExitCodes, Pod, PodSpec, PodStatus,
-};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use pod_protocol::restart::{self, RestartPolicy};
 
 use super::launcher::LAUNCHER_ANNOTATION;
 
@@ -47,48 +46,6 @@ impl PodPhase {
     /// Whether a pod never leaves this phase.
     pub(crate) fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
-    }
-}
-
-/// A container's effective restart policy.
-#[derive(Clone, Copy)]
-enum ContainerRestartPolicy {
-    Always,
-    OnFailure,
-    Never,
-}
-
-impl ContainerRestartPolicy {
-    fn parse(policy: Option<&str>) -> Self {
-        match policy {
-            Some("OnFailure") => Self::OnFailure,
-            Some("Never") => Self::Never,
-            _ => Self::Always,
-        }
-    }
-
-    fn restarts(self, exit_code: i32) -> bool {
-        match self {
-            Self::Always => true,
-            Self::OnFailure => exit_code != 0,
-            Self::Never => false,
-        }
-    }
-}
-
-/// The action of a rule in `restartPolicyRules`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RestartRuleAction {
-    Restart,
-    RestartAllContainers,
-}
-
-impl RestartRuleAction {
-    pub(super) fn of(rule: &ContainerRestartRule) -> Self {
-        match rule.action.as_str() {
-            "RestartAllContainers" => Self::RestartAllContainers,
-            _ => Self::Restart,
-        }
     }
 }
 
@@ -156,11 +113,6 @@ pub(crate) fn init_containers(spec: &PodSpec) -> &[Container] {
     spec.init_containers.as_deref().unwrap_or_default()
 }
 
-/// Whether an init container is a sidecar, which keeps running.
-pub(crate) fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
-
 /// The grace period: that of the deletion if the pod is being deleted, else that of the spec.
 pub(crate) fn grace_seconds(pod: &Pod) -> i64 {
     let deletion = pod.metadata.deletion_grace_period_seconds;
@@ -174,70 +126,15 @@ pub(crate) fn grace_seconds(pod: &Pod) -> i64 {
         .clamp(MIN_GRACE_SECONDS, MAX_GRACE_SECONDS)
 }
 
-/// Whether a container that exited with `exit_code` is restarted: by its rules, else by its own policy, else by the pod's.
+/// Whether a container that exited with `exit_code` is restarted.
 pub(crate) fn restarts(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
-    let own = container.restart_policy.as_deref();
-    // A container has rules only if it also has a policy of its own.
-    if own.is_some() && matching_rule(container, exit_code).is_some() {
-        return true;
-    }
-    let policy = own.or(spec.restart_policy.as_deref());
-    ContainerRestartPolicy::parse(policy).restarts(exit_code)
-}
-
-/// Whether all containers of the pod are restarted after a container exited with `exit_code`.
-pub(super) fn restarts_all(container: &Container, exit_code: i32) -> bool {
-    matching_rule(container, exit_code) == Some(RestartRuleAction::RestartAllContainers)
-}
-
-/// The action of the first rule that matches.
-fn matching_rule(container: &Container, exit_code: i32) -> Option<RestartRuleAction> {
-    let rules = container.restart_policy_rules.as_deref();
-    let matches = |codes: &ContainerRestartRuleOnExitCodes| {
-        let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
-        match codes.operator.as_str() {
-            "In" => listed,
-            "NotIn" => !listed,
-            _ => false,
-        }
-    };
-    rules
-        .unwrap_or_default()
-        .iter()
-        .find(|rule| rule.exit_codes.as_ref().is_some_and(matches))
-        .map(RestartRuleAction::of)
+    let policy = RestartPolicy::of_pod(spec.restart_policy.as_deref());
+    restart::should_restart(container, policy, exit_code)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rules_override_container_policy_which_overrides_pod_policy() {
-        let spec = |policy: &str| PodSpec {
-            restart_policy: Some(policy.to_owned()),
-            ..Default::default()
-        };
-        let plain = Container::default();
-        assert!(restarts(&plain, &spec("Always"), 0));
-        assert!(restarts(&plain, &spec("OnFailure"), 1));
-        assert!(!restarts(&plain, &spec("OnFailure"), 0));
-        assert!(!restarts(&plain, &spec("Never"), 1));
-
-        let own = Container {
-            restart_policy: Some("Never".to_owned()),
-            restart_policy_rules: Some(vec![ContainerRestartRule {
-                action: "Restart".to_owned(),
-                exit_codes: Some(ContainerRestartRuleOnExitCodes {
-                    operator: "In".to_owned(),
-                    values: Some(vec![42]),
-                }),
-            }]),
-            ..Default::default()
-        };
-        assert!(restarts(&own, &spec("Always"), 42));
-        assert!(!restarts(&own, &spec("Always"), 1));
-    }
 
     #[test]
     fn deletion_overrides_spec_grace_and_minimum_is_one_second() {

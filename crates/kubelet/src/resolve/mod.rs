@@ -34,7 +34,7 @@ mod volume_sources;
 mod watched_objects;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -55,7 +55,6 @@ use self::tokens::TokenManager;
 use self::trust_bundles::TrustBundleCache;
 use self::watched_objects::{ObjectState, WatchedObjects};
 use crate::NodeConfig;
-use crate::mutex::lock;
 use crate::node::resources;
 
 /// How long to wait for the first response about an object, before the pod is resolved without it.
@@ -167,7 +166,10 @@ impl Resolver {
             service_variables: service_variables.clone(),
             refresh_at,
         };
-        self.lock().insert(uid.to_owned(), dependencies);
+        self.pods
+            .lock()
+            .unwrap()
+            .insert(uid.to_owned(), dependencies);
 
         let inputs = ResolveInputs {
             volumes: VolumeInputs {
@@ -195,7 +197,7 @@ impl Resolver {
     /// The future may be dropped and requested again.
     pub(crate) async fn changed(&self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let Some(dependencies) = self.lock().get(uid).cloned() else {
+        let Some(dependencies) = self.pods.lock().unwrap().get(uid).cloned() else {
             // Not resolved yet.
             return;
         };
@@ -241,15 +243,11 @@ impl Resolver {
 
     /// Forgets a pod, and stops watching objects that only it refers to.
     pub(crate) fn forget(&self, uid: &str) {
-        self.lock().remove(uid);
+        self.pods.lock().unwrap().remove(uid);
         self.config_maps.forget(uid);
         self.secrets.forget(uid);
         self.tokens.forget(uid);
         self.certificates.forget(uid);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Dependencies>> {
-        lock(&self.pods)
     }
 }
 
@@ -315,10 +313,7 @@ impl ResolveInputs {
                     Ok(env) => ContainerInput { env, problem: None },
                     Err(message) => ContainerInput {
                         env: Vec::new(),
-                        problem: Some(Problem {
-                            reason: "CreateContainerConfigError".to_owned(),
-                            message,
-                        }),
+                        problem: Some(Problem::new("CreateContainerConfigError", message)),
                     },
                 };
                 (container.name.into_owned(), input)

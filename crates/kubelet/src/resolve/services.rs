@@ -13,7 +13,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::FIRST_SYNC_TIMEOUT;
 use crate::backoff::ExponentialBackoff;
-use crate::mutex::lock;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The API server's service, for which every pod gets variables.
@@ -75,7 +74,7 @@ impl ServiceCache {
 
     /// The variables for a pod of `namespace`. With `links` (`enableServiceLinks`) these include all services of the namespace.
     pub(super) fn variables(&self, namespace: &str, links: bool) -> BTreeMap<String, String> {
-        let services = lock(&self.services);
+        let services = self.services.lock().unwrap();
         let visible = services.iter().filter(|((of, name), _)| {
             (of.as_str(), name.as_str()) == API_SERVER || links && of == namespace
         });
@@ -110,11 +109,11 @@ async fn watch_all(client: Client, services: Arc<Mutex<ServiceTable>>, count: wa
                 false
             }
             Ok(Some(watcher::Event::InitDone)) => {
-                *lock(&services) = std::mem::take(&mut listed);
+                *services.lock().unwrap() = std::mem::take(&mut listed);
                 true
             }
             Ok(Some(watcher::Event::Apply(service))) => {
-                let mut services = lock(&services);
+                let mut services = services.lock().unwrap();
                 match service_address(&service) {
                     Some(address) => {
                         services.insert(key(&service), address.clone()) != Some(address)
@@ -123,7 +122,7 @@ async fn watch_all(client: Client, services: Arc<Mutex<ServiceTable>>, count: wa
                 }
             }
             Ok(Some(watcher::Event::Delete(service))) => {
-                lock(&services).remove(&key(&service)).is_some()
+                services.lock().unwrap().remove(&key(&service)).is_some()
             }
             Ok(None) => return,
             Err(error) => {

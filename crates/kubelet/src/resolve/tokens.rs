@@ -1,7 +1,7 @@
 //! The token manager: service account tokens for projected volumes, bound to the pod, cached and renewed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use super::{RETRY_INTERVAL, references};
 use crate::api_call::{ApiCallError, call_for_bound_pod};
-use crate::mutex::lock;
 
 /// A token is renewed at this age, even if it is valid for longer.
 const MAX_TOKEN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -88,13 +87,16 @@ impl TokenManager {
     /// A token, and when to request it again.
     async fn token(&self, key: &TokenKey) -> (Result<String, String>, Instant) {
         let now = Instant::now();
-        let cached = self.lock().get(key).cloned();
+        let cached = self.tokens.lock().unwrap().get(key).cloned();
         if let Some(token) = cached.as_ref().filter(|token| now < token.renew) {
             return (Ok(token.text.clone()), token.renew);
         }
         match (self.request(key).await, cached) {
             (Ok(token), _) => {
-                self.lock().insert(key.clone(), token.clone());
+                self.tokens
+                    .lock()
+                    .unwrap()
+                    .insert(key.clone(), token.clone());
                 (Ok(token.text), token.renew)
             }
             (Err(error), Some(token)) if Instant::now() < token.expires => {
@@ -133,11 +135,7 @@ impl TokenManager {
 
     /// Drops the tokens of a pod.
     pub(super) fn forget(&self, uid: &str) {
-        self.lock().retain(|key, _| key.uid != uid);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<TokenKey, Token>> {
-        lock(&self.tokens)
+        self.tokens.lock().unwrap().retain(|key, _| key.uid != uid);
     }
 }
 

@@ -14,7 +14,6 @@ use volumes::content::TrustBundles;
 
 use super::{FIRST_SYNC_TIMEOUT, references};
 use crate::backoff::ExponentialBackoff;
-use crate::mutex::lock;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -63,7 +62,7 @@ impl TrustBundleCache {
     }
 
     fn watch(&self) -> watch::Receiver<Option<Arc<TrustBundles>>> {
-        let mut watch = lock(&self.watch);
+        let mut watch = self.watch.lock().unwrap();
         let watch = watch.get_or_insert_with(|| {
             let (sender, bundles) = watch::channel(None);
             let task = watch_all(self.client.clone(), sender);

@@ -1,6 +1,7 @@
 //! Converts the volumes of a pod to sources for its sandbox, with upstream's error messages.
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
+use pod_protocol::restart::is_sidecar;
 use quantity::{Amount, bytes};
 use volumes::content::{ContentError, KeySelection, config_map, downward_api, projected, secret};
 use volumes::{Payload, VolumeSource};
@@ -165,7 +166,7 @@ fn memory_limit(pod: &Pod) -> Option<u64> {
     let mut max = running;
     for container in spec.init_containers.iter().flatten() {
         let limit = limit(container.resources.as_ref())?;
-        if container.restart_policy.as_deref() == Some("Always") {
+        if is_sidecar(container) {
             running = running.saturating_add(limit);
             max = max.saturating_add(limit);
         } else {

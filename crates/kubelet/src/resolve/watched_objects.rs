@@ -19,7 +19,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::FIRST_SYNC_TIMEOUT;
 use crate::backoff::ExponentialBackoff;
-use crate::mutex::lock;
 
 /// How long an unused object is still watched: the next pod of a workload often uses it again.
 const UNWATCH_DELAY: Duration = Duration::from_secs(60);
@@ -82,7 +81,7 @@ where
         names: &BTreeSet<String>,
     ) -> PodObjects<K> {
         let watched: Vec<_> = {
-            let mut entries = lock(&self.entries);
+            let mut entries = self.entries.lock().unwrap();
             for ((of, name), entry) in entries.iter_mut() {
                 if of == namespace && !names.contains(name) {
                     entry.users.remove(uid);
@@ -115,7 +114,7 @@ where
                 tokio::time::timeout_at(deadline, changes.wait_for(|&changes| changes > 0)).await;
             // Marked before reading, so that a later change is noticed.
             changes.mark_unchanged();
-            found.objects.insert(name, lock(&state).clone());
+            found.objects.insert(name, state.lock().unwrap().clone());
             found.changes.push(changes);
         }
         found
@@ -124,14 +123,17 @@ where
     /// Drops all references of a pod.
     pub(super) fn forget(&self, uid: &str) {
         let mut unused = false;
-        for entry in lock(&self.entries).values_mut() {
+        for entry in self.entries.lock().unwrap().values_mut() {
             unused |= entry.users.remove(uid) && entry.users.is_empty();
         }
         if unused {
             let entries = Arc::clone(&self.entries);
             tokio::spawn(async move {
                 tokio::time::sleep(UNWATCH_DELAY).await;
-                lock(&entries).retain(|_, entry| !entry.users.is_empty());
+                entries
+                    .lock()
+                    .unwrap()
+                    .retain(|_, entry| !entry.users.is_empty());
             });
         }
     }
@@ -168,9 +170,9 @@ where
                         continue;
                     }
                 };
-                let changed = !is_same(&lock(&watched), &new);
+                let changed = !is_same(&watched.lock().unwrap(), &new);
                 if changed {
-                    *lock(&watched) = new;
+                    *watched.lock().unwrap() = new;
                     count.send_modify(|count| *count += 1);
                 }
             }

@@ -5,8 +5,6 @@ use std::sync::{Mutex, MutexGuard};
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::mutex::lock;
-
 /// A shorter interval gives no meaningful rate.
 const MIN_INTERVAL_SECONDS: f64 = 1.0;
 /// A rate is not computed again within this time.
@@ -34,7 +32,7 @@ pub(super) struct RatesRound<'a> {
 impl CpuRates {
     pub(super) fn begin_round(&self) -> RatesRound<'_> {
         RatesRound {
-            before: lock(&self.0),
+            before: self.0.lock().unwrap(),
             now: HashMap::new(),
         }
     }

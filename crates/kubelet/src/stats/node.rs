@@ -22,7 +22,6 @@ use pod_protocol::usage::MemoryUsage;
 use super::cpu_rates::RatesRound;
 use super::pod::{memory_stats, usage_stats};
 use crate::NodeConfig;
-use crate::mutex::lock;
 
 pub(super) struct NodeStatsCollector {
     started: Timestamp,
@@ -126,7 +125,7 @@ impl NodeStatsCollector {
             other => {
                 let (cpu, mut memory) = self.processes();
                 add(&mut memory, pods_sum.usage.memory.as_ref());
-                let cpu = cpu + lock(&self.pods).note(pods, now);
+                let cpu = cpu + self.pods.lock().unwrap().note(pods, now);
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
@@ -181,7 +180,7 @@ impl NodeStatsCollector {
             }
         }
         let used = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
-        (lock(&self.cpu).record(used), memory)
+        (self.cpu.lock().unwrap().record(used), memory)
     }
 
     /// The processes with the configured environment variable, and those of the agent.

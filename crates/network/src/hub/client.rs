@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linux::packet;
+use linux::packet_connection::{PacketConnection, connect};
 use rustix::net::sockopt::Timeout;
 
 use super::namespaces::HubNamespaces;
-use super::packet_socket::{PacketConnection, connect};
 use super::state::NetworkState;
 use super::{AttachRequest, AttachResponse, HubRequest, StateResponse};
 

@@ -20,7 +20,7 @@ use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
 use super::namespaces::HubNamespaces;
-use super::packet_socket;
+use super::packet_listener;
 
 /// A request to the process inside. Responses carry an [`InsideResponse`].
 #[derive(Debug, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl Inside {
         idle_interval: Duration,
         mut is_abandoned: impl FnMut() -> bool,
     ) -> io::Result<()> {
-        let listener = packet_socket::listen(socket, SocketFlags::empty())?;
+        let listener = packet_listener::listen(socket)?;
         let mut connections: Vec<OwnedFd> = Vec::new();
         loop {
             let ready = poll(&listener, &connections, idle_interval)?;

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linux::packet::Packet;
+use linux::packet_connection::{self, PacketConnection};
 use linux::route::RouteSocket;
 use rustix::net::{AddressFamily, SocketType};
 use tokio::sync::Mutex;
 
 use super::inside::{InsideRequest, InsideResponse};
 use super::namespaces::HubNamespaces;
-use super::packet_socket::PacketConnection;
 
 /// Time-out of a request. A process inside that exceeds it is stopped or hangs; it is killed and replaced.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -221,7 +221,7 @@ async fn send_request(
 
 /// Starts a process inside and connects to it.
 async fn start_process(
-    socket: &PathBuf,
+    socket: &Path,
     previous: Option<&HubNamespaces>,
     spawn: &SpawnInside,
 ) -> io::Result<PacketConnection> {
@@ -244,8 +244,8 @@ async fn start_process(
 }
 
 /// Kills a process inside that does not respond: two would compete for the socket.
-fn kill_listener(socket: &PathBuf) {
-    let Ok(connection) = super::packet_socket::connect(socket) else {
+fn kill_listener(socket: &Path) {
+    let Ok(connection) = packet_connection::connect(socket) else {
         return;
     };
     let Ok(peer) = rustix::net::sockopt::socket_peercred(&connection) else {

@@ -26,7 +26,7 @@ mod inside;
 mod inside_client;
 mod namespaces;
 mod outside;
-mod packet_socket;
+mod packet_listener;
 mod state;
 
 pub use address_pool::PodCidr;

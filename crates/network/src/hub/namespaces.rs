@@ -10,12 +10,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::packet_connection::{PacketConnection, connect};
 use linux::setns;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::UnshareFlags;
 
 use super::client;
-use super::packet_socket::{PacketConnection, PacketListener, connect};
+use super::packet_listener::PacketListener;
 
 /// The socket in a pod's directory at which the sandbox serves the namespaces.
 const SOCKET: &str = "namespaces.sock";

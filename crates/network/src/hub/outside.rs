@@ -4,8 +4,9 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use linux::packet_connection::PacketConnection;
 use thiserror::Error;
 use tokio::sync::Notify;
 
@@ -13,7 +14,7 @@ use super::address_pool::PodCidr;
 use super::attachments::{Attachments, ipv4};
 use super::inside_client::{InsideClient, SpawnInside};
 use super::namespaces::HubNamespaces;
-use super::packet_socket::{PacketConnection, PacketListener};
+use super::packet_listener::PacketListener;
 use super::state::NetworkState;
 use super::{AttachRequest, AttachResponse, HubRequest, StateResponse};
 
@@ -226,9 +227,7 @@ impl Shared {
     }
 
     fn attachments(&self) -> MutexGuard<'_, Attachments> {
-        self.attachments
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.attachments.lock().unwrap()
     }
 }
 

@@ -28,9 +28,9 @@ mod server;
 mod server_streams;
 mod shared_socket;
 mod state_lines;
-mod transport;
 #[cfg(test)]
 mod tests;
+mod transport;
 
 use std::time::Duration;
 

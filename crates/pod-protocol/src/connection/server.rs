@@ -222,7 +222,10 @@ where
         () = &mut done => return ServeEnd::Done,
     };
     if let Err(error) = welcomed {
-        tracing::debug!(error = &error as &dyn std::error::Error, "kubelet did not welcome the sandbox");
+        tracing::debug!(
+            error = &error as &dyn std::error::Error,
+            "kubelet did not welcome the sandbox"
+        );
         return ServeEnd::NoRequest;
     }
     let io = SharedSocket::new(io);

@@ -624,7 +624,10 @@ async fn connection_works_over_mutual_tls() {
             assert_eq!(format!("{:?}", hello.credential), credential);
             client.put_bundle(&bundle()).await.unwrap();
         }
-        assert_eq!(*pod.calls.borrow(), ["bundle for node1", "bundle for node1"]);
+        assert_eq!(
+            *pod.calls.borrow(),
+            ["bundle for node1", "bundle for node1"]
+        );
         done.send(()).unwrap();
         assert_eq!(staying.await.unwrap(), StayConnectedEnd::Done);
     })

@@ -250,7 +250,7 @@ pub struct ProcessPlan {
     pub cwd: PathBuf,
     /// Its user and groups.
     pub user: UserPlan,
-    /// Its capabilities, without `CAP_`, or `ALL`.
+    /// Its capabilities, without `CAP_`.
     pub capabilities: Vec<String>,
     /// Sets `no_new_privs`.
     pub no_new_privileges: bool,

@@ -44,36 +44,14 @@ pub fn exec_program(
     chown_stdio(plan, &user);
     let parent = rustix::process::getppid();
     let kept = switch_user(plan, &user)?;
-    // Filters are installed after our own change of user, because one of them only pretends such changes, and before
-    // capabilities are dropped, because installing a filter needs them.
-    if plan.user.single_id {
-        linux::seccomp::install_fakeroot().map_err(cannot("install a system call filter"))?;
-    }
-    let filtered = match plan.seccomp {
-        SeccompProfile::Unconfined => Ok(()),
-        SeccompProfile::DenyKeyrings => linux::seccomp::install_without_keyrings(),
-        SeccompProfile::RuntimeDefault => linux::seccomp::install_default(kept),
-    };
-    filtered.map_err(cannot("install a system call filter"))?;
+    install_filters(plan, kept)?;
     linux::credentials::limit_capabilities(kept, user.uid == 0)
         .map_err(cannot("drop capabilities"))?;
     // Set again, because the kernel clears it when a process changes its user.
     linux::process::set_parent_death_signal(parent, Signal::KILL)
         .map_err(cannot("set the parent death signal"))?;
     // After the change of user, because the container's user must have access to the directory.
-    let cwd = if plan.cwd.as_os_str().is_empty() {
-        Path::new("/")
-    } else {
-        &plan.cwd
-    };
-    linux::mount_target::chdir_without_magic_links(cwd).map_err(|error| {
-        InnerError::program(format!(
-            "chdir to cwd ({}): {}",
-            cwd.display(),
-            errno_text(&error)
-        ))
-    })?;
-
+    change_directory(&plan.cwd)?;
     let (name, rest) = plan
         .args
         .split_first()
@@ -105,6 +83,34 @@ pub fn exec_program(
         program.display(),
         errno_text(&error)
     )))
+}
+
+/// Installs system call filters: after our own change of user, because one of them only pretends such changes, and before capabilities
+/// are dropped, because installing a filter needs them.
+fn install_filters(plan: &ProcessPlan, kept: CapabilitySet) -> Result<(), InnerError> {
+    if plan.user.single_id {
+        linux::seccomp::install_fakeroot().map_err(cannot("install a system call filter"))?;
+    }
+    let filtered = match plan.seccomp {
+        SeccompProfile::Unconfined => Ok(()),
+        SeccompProfile::DenyKeyrings => linux::seccomp::install_without_keyrings(),
+        SeccompProfile::RuntimeDefault => linux::seccomp::install_default(kept),
+    };
+    filtered.map_err(cannot("install a system call filter"))
+}
+
+fn change_directory(cwd: &Path) -> Result<(), InnerError> {
+    let cwd = match cwd.as_os_str().is_empty() {
+        true => Path::new("/"),
+        false => cwd,
+    };
+    linux::mount_target::chdir_without_magic_links(cwd).map_err(|error| {
+        InnerError::program(format!(
+            "chdir to cwd ({}): {}",
+            cwd.display(),
+            errno_text(&error)
+        ))
+    })
 }
 
 /// Makes the user the owner of the standard streams, so that it can open them again as /dev/stdout and the like. Errors are
@@ -158,15 +164,11 @@ fn switch_user(plan: &ProcessPlan, user: &ResolvedUser) -> Result<CapabilitySet,
 
 /// The capabilities with these names, such as `NET_ADMIN`. Unknown names were rejected when the plan was made.
 fn capabilities(names: &[String]) -> CapabilitySet {
-    let all = linux::credentials::all_capabilities();
-    if names.iter().any(|name| name == "ALL") {
-        return all;
-    }
     names
         .iter()
         .filter_map(|name| CapabilitySet::from_name(name))
         .fold(CapabilitySet::empty(), CapabilitySet::union)
-        .intersection(all)
+        .intersection(linux::credentials::all_capabilities())
 }
 
 /// Finds a program as a shell does. Errors have the texts of runc.

@@ -35,6 +35,26 @@ pub struct StartingProcess {
     pub is_cancelled: bool,
 }
 
+impl StartingProcess {
+    fn new(
+        serial: u64,
+        report: OwnedFd,
+        process: (Pid, OwnedFd),
+        shares_pid_namespace: bool,
+    ) -> Self {
+        Self {
+            serial,
+            report,
+            process: Some(process),
+            terminal: None,
+            identity: None,
+            mount_namespace: None,
+            shares_pid_namespace,
+            is_cancelled: false,
+        }
+    }
+}
+
 /// A running container that another process joins.
 #[derive(Clone, Copy)]
 pub struct TargetContainer<'a> {
@@ -78,16 +98,15 @@ pub fn container(
     };
     let (report, reporter) = packet::pair().map_err(cannot("create a socket pair"))?;
     match fork(namespaces, &plan.process)? {
-        CloneResult::Parent(pid, process) => Ok(StartingProcess {
-            serial,
-            report,
-            process: Some((pid, process)),
-            terminal: None,
-            identity: None,
-            mount_namespace: None,
-            shares_pid_namespace,
-            is_cancelled: false,
-        }),
+        CloneResult::Parent(pid, process) => {
+            let forked = (pid, process);
+            Ok(StartingProcess::new(
+                serial,
+                report,
+                forked,
+                shares_pid_namespace,
+            ))
+        }
         CloneResult::Child => {
             drop(report);
             let become_container = || {
@@ -141,16 +160,15 @@ pub fn exec(
     let shares_pid_namespace = target.shares_pid_namespace;
     let (report, reporter) = packet::pair().map_err(cannot("create a socket pair"))?;
     match fork(NewNamespaces::default(), plan)? {
-        CloneResult::Parent(pid, process) => Ok(StartingProcess {
-            serial,
-            report,
-            process: Some((pid, process)),
-            terminal: None,
-            identity: None,
-            mount_namespace: None,
-            shares_pid_namespace,
-            is_cancelled: false,
-        }),
+        CloneResult::Parent(pid, process) => {
+            let forked = (pid, process);
+            Ok(StartingProcess::new(
+                serial,
+                report,
+                forked,
+                shares_pid_namespace,
+            ))
+        }
         CloneResult::Child => {
             drop(report);
             let become_process = || {

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus};
 use rustix::fs::OFlags;
@@ -48,7 +48,7 @@ impl Checkpoint {
 
     /// Whether [`Self::save`] would write this state.
     pub fn is_outdated_by(&self, state: &PodState) -> bool {
-        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let saved = self.saved.lock().unwrap();
         !saved.frozen && run_keys(&saved.state) != run_keys(state)
     }
 
@@ -56,7 +56,7 @@ impl Checkpoint {
     /// after earlier writes are done, so that concurrent calls never leave an older state. Blocks until the file is
     /// written.
     pub fn save(&self, newest: impl FnOnce() -> PodState) -> io::Result<()> {
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut saved = self.saved.lock().unwrap();
         let state = PodState {
             events: Vec::new(),
             ..newest()
@@ -71,7 +71,7 @@ impl Checkpoint {
 
     /// Makes later calls of [`Self::save`] do nothing.
     pub fn freeze(&self) {
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut saved = self.saved.lock().unwrap();
         saved.frozen = true;
     }
 }

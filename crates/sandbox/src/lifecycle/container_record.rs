@@ -5,13 +5,13 @@ use k8s_openapi::api::core::v1::{
     EphemeralContainer, ResourceRequirements,
 };
 use k8s_openapi::jiff::Timestamp;
+use pod_protocol::Problem;
+use pod_protocol::restart::{self, RestartPolicy};
 use tokio::time::Instant;
 
 use super::back_off::ContainerBackOff;
-use super::restart::{self, RestartPolicy};
 use crate::container_id;
 use crate::container_runtime::PodImage;
-use pod_protocol::Problem;
 
 /// The type of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct ContainerRecord {
     /// Whether there was a run with that number.
     pub has_run: bool,
     /// Why it is not running, if known.
-    pub waiting: Option<Problem>,
+    pub waiting: Option<WaitingState>,
     /// The failure of its last pull.
     pub pull_failure: Option<PullFailure>,
     /// The delay between restarts.
@@ -138,6 +138,19 @@ pub struct TerminatedRun {
     pub stale: bool,
 }
 
+/// Why a container is not running.
+#[derive(Clone, Debug)]
+pub enum WaitingState {
+    /// It is being created.
+    Creating,
+    /// It waits for its next restart, with this message.
+    CrashLoopBackOff(String),
+    /// Its postStart hook failed, with this message.
+    PostStartHookError(String),
+    /// Any other problem.
+    Problem(Problem),
+}
+
 /// The failure of a pull.
 #[derive(Clone, Debug)]
 pub struct PullFailure {
@@ -209,10 +222,7 @@ impl ContainerRecord {
                 stale: true,
             });
             // The status shows it as waiting with this as its last state, as upstream does after a reboot.
-            self.waiting = Some(Problem {
-                reason: "ContainerCreating".to_owned(),
-                message: String::new(),
-            });
+            self.waiting = Some(WaitingState::Creating);
         } else if self.run_before_last.is_some() {
             self.has_run = true;
         }
@@ -331,13 +341,24 @@ impl ContainerRecord {
         if let Some(last_run) = &mut self.last_run {
             last_run.stale = true;
             last_run.force_restart = true;
-            self.waiting = Some(Problem {
-                reason: "RestartingAllContainers".to_owned(),
-                message: "The container is removed because RestartAllContainers in place"
-                    .to_owned(),
-            });
+            self.waiting = Some(WaitingState::Problem(Problem::new(
+                restart::RESTARTING_ALL_CONTAINERS,
+                "The container is removed because RestartAllContainers in place",
+            )));
         }
         self.started_once = false;
+    }
+}
+
+impl WaitingState {
+    /// The reason and message of the API, if there is more to say than that the container is being created.
+    pub fn reason_and_message(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Creating => None,
+            Self::CrashLoopBackOff(message) => Some(("CrashLoopBackOff", message)),
+            Self::PostStartHookError(message) => Some(("PostStartHookError", message)),
+            Self::Problem(problem) => Some((&problem.reason, &problem.message)),
+        }
     }
 }
 

@@ -16,7 +16,9 @@ use super::event_log::EventType;
 use super::hooks::{self, HookPod};
 use super::{DriverMessage, image_pull};
 use crate::container_id;
-use crate::container_runtime::{ContainerExit, ContainerRuntime, StartRequest, StartedContainer};
+use crate::container_runtime::{
+    ContainerExit, ContainerRuntime, ImageProblem, StartFailure, StartRequest, StartedContainer,
+};
 use pod_protocol::{ContainerInput, Problem};
 
 /// Minimum time between a container's stop signal and SIGKILL.
@@ -45,7 +47,7 @@ pub enum RunEvent {
     ImageFailed {
         /// The reference in the spec.
         image: String,
-        problem: Problem,
+        problem: ImageProblem,
     },
     /// Final: the container could not be created.
     CreateFailed(Problem),
@@ -147,9 +149,9 @@ pub async fn run_container<R: ContainerRuntime>(
             };
             run.run_to_exit(started, &mut kill).await
         }
-        Err(problem) if is_start_error(&problem) => {
+        Err(StartFailure::Program(message)) => {
             reporter.normal("Created", "Container created");
-            reporter.warning("Failed", format!("Error: {}", problem.message));
+            reporter.warning("Failed", format!("Error: {message}"));
             let id = container_id::generate();
             reporter.send(RunEvent::Created {
                 started_at: Timestamp::now(),
@@ -163,27 +165,19 @@ pub async fn run_container<R: ContainerRuntime>(
                 container_id: Some(container_id::to_api(&id)),
                 exit_code: 128,
                 reason: Some("StartError".to_owned()),
-                message: Some(problem.message),
+                message: Some(message),
                 finished_at: Some(Time(Timestamp::now())),
                 // The Unix epoch, as containerd reports for a container that never ran.
                 started_at: Some(Time(Timestamp::UNIX_EPOCH)),
                 ..Default::default()
             }
         }
-        Err(problem) => {
+        Err(StartFailure::Create(problem)) => {
             reporter.warning("Failed", format!("Error: {}", problem.message));
             return reporter.send(RunEvent::CreateFailed(problem));
         }
     };
     reporter.send(RunEvent::Terminated(terminated));
-}
-
-/// Whether the container was created but its program could not be started. This counts as a run.
-fn is_start_error(problem: &Problem) -> bool {
-    matches!(
-        problem.reason.as_str(),
-        "StartError" | "RunContainerError" | "ContainerCannotRun"
-    )
 }
 
 /// A run whose container was started.

@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::back_off::go_duration;
 use super::container_run::RunReporter;
-use crate::container_runtime::{ContainerRuntime, ImagePullPolicy, ImageRequest, PodImage};
-use pod_protocol::Problem;
+use crate::container_runtime::{
+    ContainerRuntime, ImageProblem, ImageProblemReason, ImagePullPolicy, ImageRequest, PodImage,
+};
 
 /// Ensures that a container's image is present, and first the images that it mounts as volumes. An error names the
 /// image.
@@ -16,7 +17,7 @@ pub async fn ensure_images<R: ContainerRuntime>(
     runtime: &R,
     reporter: &RunReporter,
     container: &Container,
-) -> Result<PodImage, (String, Problem)> {
+) -> Result<PodImage, (String, ImageProblem)> {
     for ImageRequest { reference, policy } in runtime.image_volumes(container) {
         if let Err(problem) = ensure_image(runtime, reporter, &reference, policy).await {
             return Err((reference, problem));
@@ -33,7 +34,7 @@ async fn ensure_image<R: ContainerRuntime>(
     reporter: &RunReporter,
     reference: &str,
     policy: ImagePullPolicy,
-) -> Result<PodImage, Problem> {
+) -> Result<PodImage, ImageProblem> {
     let request = |policy: ImagePullPolicy| ImageRequest {
         reference: reference.to_owned(),
         policy,
@@ -48,7 +49,7 @@ async fn ensure_image<R: ContainerRuntime>(
                 );
                 return Ok(image);
             }
-            Err(problem) if problem.reason == "InvalidImageName" => {
+            Err(problem) if problem.reason == ImageProblemReason::InvalidImageName => {
                 reporter.warning("InspectFailed", problem.message.clone());
                 return Err(report_failure(reporter, problem));
             }
@@ -57,8 +58,8 @@ async fn ensure_image<R: ContainerRuntime>(
                     "Container image {reference:?} is not present with pull policy of Never"
                 );
                 reporter.warning("ErrImageNeverPull", message.clone());
-                let problem = Problem {
-                    reason: "ErrImageNeverPull".to_owned(),
+                let problem = ImageProblem {
+                    reason: ImageProblemReason::ErrImageNeverPull,
                     message,
                 };
                 return Err(report_failure(reporter, problem));
@@ -82,8 +83,8 @@ async fn ensure_image<R: ContainerRuntime>(
             );
             Ok(image)
         }
-        Err(mut problem) => {
-            if problem.reason == "InvalidImageName" {
+        Err(problem) => {
+            if problem.reason == ImageProblemReason::InvalidImageName {
                 reporter.warning("InspectFailed", problem.message.clone());
             } else {
                 reporter.warning(
@@ -91,15 +92,12 @@ async fn ensure_image<R: ContainerRuntime>(
                     format!("Failed to pull image {reference:?}: {}", problem.message),
                 );
             }
-            if problem.reason.is_empty() {
-                problem.reason = "ErrImagePull".to_owned();
-            }
             Err(report_failure(reporter, problem))
         }
     }
 }
 
-fn report_failure(reporter: &RunReporter, problem: Problem) -> Problem {
-    reporter.warning("Failed", format!("Error: {}", problem.reason));
+fn report_failure(reporter: &RunReporter, problem: ImageProblem) -> ImageProblem {
+    reporter.warning("Failed", format!("Error: {}", problem.reason.as_str()));
     problem
 }

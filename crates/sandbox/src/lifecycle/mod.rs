@@ -3,7 +3,7 @@
 //! ```text
 //!   plan               decides what to do next, from the records alone; start reading here
 //!   container_record   the state of one container
-//!   restart, back_off, clock    rules that plans use
+//!   back_off, clock    rules that plans use, beside those of pod_protocol::restart
 //!   driver             owns the records, carries out plans, publishes the pod's state
 //!   container_run      one run of one container, a task that reports to the driver (image_pull, hooks)
 //!   status             converts records to API statuses
@@ -24,7 +24,6 @@ mod event_log;
 mod hooks;
 mod image_pull;
 mod plan;
-mod restart;
 mod status;
 
 #[cfg(test)]
@@ -44,7 +43,6 @@ use pod_protocol::{Bundle, PodState, Problem, Stop};
 
 pub(crate) use back_off::go_duration;
 pub(crate) use plan::resize_requires_restart;
-pub(crate) use restart::is_sidecar;
 
 /// Starts the lifecycle of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.
 pub fn start<R: ContainerRuntime>(runtime: Rc<R>, bundle: Bundle) -> LifecycleHandle {

@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+use pod_protocol::restart::{self, RestartPolicy};
 use tokio::time::Instant;
 
 use super::clock::seconds;
-use super::container_record::{ContainerRecord, ContainerRun, ContainerType, KillOrder, RunStage};
-use super::restart::{self, RestartPolicy};
+use super::container_record::{
+    ContainerRecord, ContainerRun, ContainerType, KillOrder, RunStage, WaitingState,
+};
 
 /// How long the status shows an exit or a failed pull before it shows the back-off.
 const BACK_OFF_STATUS_DELAY: Duration = Duration::from_secs(2);
@@ -193,11 +195,7 @@ impl LifecyclePlan {
             && let Some(restart_at) = record.back_off.retry_at(last_run.at)
             && restart_at > input.now
         {
-            let is_shown = record
-                .waiting
-                .as_ref()
-                .is_some_and(|waiting| waiting.reason == "CrashLoopBackOff");
-            if !is_shown {
+            if !matches!(record.waiting, Some(WaitingState::CrashLoopBackOff(_))) {
                 self.push_at(
                     input,
                     last_run.at + BACK_OFF_STATUS_DELAY,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use k8s_openapi::jiff::Timestamp;
+use pod_protocol::restart::RestartPolicy;
 use serde_json::{from_value, json};
 use tokio::time::Instant;
 
@@ -11,7 +12,6 @@ use super::container_record::{
     ContainerRecord, ContainerRun, ContainerType, KillOrder, RunStage, TerminatedRun,
 };
 use super::plan::{LifecyclePlan, PlanAction, PlanInput, plan};
-use super::restart::RestartPolicy;
 
 /// A container in a given state: `-` not started, `p` preparing, `h` in its postStart hook, `r` running, `s` stopping,
 /// or the exit code of a terminated one.

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{LifecycleHandle, start};
 use crate::container_runtime::{
-    ContainerExit, ContainerRuntime, ExecResult, ImagePullPolicy, ImageRequest, PodImage,
-    PodNetwork, StartRequest, StartedContainer,
+    ContainerExit, ContainerRuntime, ExecResult, ImageProblem, ImageProblemReason, ImagePullPolicy,
+    ImageRequest, PodImage, PodNetwork, StartFailure, StartRequest, StartedContainer,
 };
 use pod_protocol::{Bundle, ContainerInput, NodeFacts, PodState, Problem, Stop};
 
@@ -168,7 +168,7 @@ impl ContainerRuntime for SimulatedRuntime {
         }
     }
 
-    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, ImageProblem> {
         let reference = &request.reference;
         let image = |pulled| PodImage {
             reference: format!("docker.io/library/{reference}"),
@@ -181,12 +181,12 @@ impl ContainerRuntime for SimulatedRuntime {
             return Ok(image(false));
         }
         if request.policy == ImagePullPolicy::Never {
-            return Err(problem("ErrImageNeverPull", "not present"));
+            return Err(image_problem("ErrImageNeverPull", "not present"));
         }
         self.record(format!("pull {reference}"));
         sleep(self.pull_time.get()).await;
         if let Some((reason, message)) = self.pull_failures.borrow_mut().pop_front() {
-            return Err(problem(reason, message));
+            return Err(image_problem(reason, message));
         }
         self.images.borrow_mut().insert(reference.clone());
         Ok(image(true))
@@ -204,7 +204,7 @@ impl ContainerRuntime for SimulatedRuntime {
             .collect()
     }
 
-    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, Problem> {
+    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, StartFailure> {
         let name = &request.container.name;
         let runs_already = self
             .containers
@@ -222,8 +222,14 @@ impl ContainerRuntime for SimulatedRuntime {
             }
             .unwrap_or(ScriptedRun::ExitsOnStop(0, 143))
         };
-        if let ScriptedRun::StartFails(reason, message) = script {
-            return Err(problem(reason, message));
+        match script {
+            ScriptedRun::StartFails("StartError", message) => {
+                return Err(StartFailure::Program(message.to_owned()));
+            }
+            ScriptedRun::StartFails(reason, message) => {
+                return Err(problem(reason, message).into());
+            }
+            _ => {}
         }
         self.last_id.set(self.last_id.get() + 1);
         let id = format!("{:064x}", self.last_id.get());
@@ -315,6 +321,13 @@ impl ContainerRuntime for SimulatedRuntime {
             .count();
         assert_eq!(running, 0, "containers still run");
         self.record("tear down");
+    }
+}
+
+fn image_problem(reason: &str, message: &str) -> ImageProblem {
+    ImageProblem {
+        reason: ImageProblemReason::parse(reason),
+        message: message.to_owned(),
     }
 }
 

@@ -5,10 +5,12 @@ use k8s_openapi::api::core::v1::{
     ContainerStatus, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pod_protocol::restart::RestartPolicy;
 
-use super::container_record::{ContainerRecord, ContainerType, RunStage, terminated_state};
+use super::container_record::{
+    ContainerRecord, ContainerType, RunStage, WaitingState, terminated_state,
+};
 use super::plan::resize_requires_restart;
-use super::restart::RestartPolicy;
 use crate::container_id;
 
 /// The pod's state, as far as container statuses depend on it.
@@ -102,18 +104,15 @@ fn states(record: &ContainerRecord, context: StatusContext) -> (ContainerState, 
             last_state(record.run_before_last.as_ref()),
         ),
         (_, waiting) => {
-            let (reason, message) = match waiting {
-                Some(problem) if problem.reason != "ContainerCreating" => (
-                    problem.reason.clone(),
-                    Some(problem.message.clone()).filter(|message| !message.is_empty()),
-                ),
-                _ if context.has_init_containers => ("PodInitializing".to_owned(), None),
-                _ => ("ContainerCreating".to_owned(), None),
-            };
+            let shown = waiting.as_ref().and_then(WaitingState::reason_and_message);
+            let (reason, message) = shown.unwrap_or(match context.has_init_containers {
+                true => ("PodInitializing", ""),
+                false => ("ContainerCreating", ""),
+            });
             let waiting = ContainerState {
                 waiting: Some(ContainerStateWaiting {
-                    reason: Some(reason),
-                    message,
+                    reason: Some(reason.to_owned()),
+                    message: Some(message.to_owned()).filter(|message| !message.is_empty()),
                 }),
                 ..Default::default()
             };

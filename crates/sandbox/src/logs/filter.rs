@@ -20,10 +20,7 @@ pub(super) struct LogFilter {
 
 impl LogFilter {
     pub(super) fn new(query: &LogQuery) -> Result<Self, Problem> {
-        let bad_request = |message| Problem {
-            reason: "BadRequest".to_owned(),
-            message,
-        };
+        let bad_request = |message| Problem::new("BadRequest", message);
         let stream = match query.stream {
             LogSource::All => None,
             LogSource::Stdout => Some(OutputStream::Stdout),

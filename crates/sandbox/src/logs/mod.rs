@@ -30,7 +30,7 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use pod_protocol::connection::LogByteStream;
@@ -101,7 +101,7 @@ impl LogDir {
         // Ignore the error: the disk may be full.
         let _ = log.terminate_last_record();
         let key = (container.to_owned(), attempt);
-        lock(&self.live).insert(key.clone(), written);
+        self.live.lock().unwrap().insert(key.clone(), written);
         Ok(LogWriter::new(
             log,
             LiveLog {
@@ -171,7 +171,10 @@ impl LogDir {
         tail: Option<u64>,
         filter: LogFilter,
     ) -> io::Result<LogReader> {
-        let written = lock(&self.live)
+        let written = self
+            .live
+            .lock()
+            .unwrap()
             .get(&(container.to_owned(), attempt))
             .cloned();
         let files = LogFiles::new(self.dir(container)?, attempt);
@@ -184,13 +187,12 @@ impl LogDir {
             .and_then(|dir| files::attempts(&dir))
             .map_err(|source| unreadable(container, &source))?;
         let found = attempts.iter().rev().nth(usize::from(previous));
-        found.copied().ok_or_else(|| Problem {
-            reason: "NotFound".to_owned(),
-            message: if previous {
+        found.copied().ok_or_else(|| {
+            Problem::not_found(if previous {
                 format!("previous terminated container {container:?} not found")
             } else {
                 format!("container {container:?} has no log yet")
-            },
+            })
         })
     }
 
@@ -216,18 +218,13 @@ struct LiveLog {
 
 impl Drop for LiveLog {
     fn drop(&mut self) {
-        lock(&self.logs).remove(&self.key);
+        self.logs.lock().unwrap().remove(&self.key);
     }
-}
-
-fn lock(live: &LiveLogs) -> MutexGuard<'_, HashMap<(String, u32), watch::Receiver<WritePosition>>> {
-    // No statement that holds the lock can panic half-way, so a poisoned map is consistent.
-    live.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unreadable(container: &str, source: &io::Error) -> Problem {
-    Problem {
-        reason: "LogUnavailable".to_owned(),
-        message: format!("cannot read the log of container {container:?}: {source}"),
-    }
+    Problem::new(
+        "LogUnavailable",
+        format!("cannot read the log of container {container:?}: {source}"),
+    )
 }

@@ -121,11 +121,7 @@ where
         .await
         .map_err(error_chain)?;
     // Ends when the response is read, because `sender` is dropped by then.
-    tokio::task::spawn_local(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "connection of a probe failed");
-        }
-    });
+    super::spawn_connection(connection);
     sender.send_request(request).await.map_err(error_chain)
 }
 

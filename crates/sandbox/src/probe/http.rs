@@ -208,11 +208,7 @@ impl HttpGet {
             .await
             .map_err(error_chain)?;
         // Ends with the response's body, because of `Connection: close`.
-        tokio::task::spawn_local(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection of a probe failed");
-            }
-        });
+        super::spawn_connection(connection);
         sender.send_request(request).await.map_err(error_chain)
     }
 

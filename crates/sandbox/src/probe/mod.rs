@@ -56,6 +56,15 @@ pub struct ProbedContainer {
     pub ip: Option<IpAddr>,
 }
 
+/// Runs the connection of a request in a task of its own.
+fn spawn_connection(connection: impl Future<Output = hyper::Result<()>> + 'static) {
+    tokio::task::spawn_local(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection of a probe failed");
+        }
+    });
+}
+
 /// Runs a probe once.
 pub async fn probe_once<R: ContainerRuntime>(
     runtime: &R,

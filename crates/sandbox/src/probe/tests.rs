@@ -17,8 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{ProbeResult, ProbedContainer, probe_once};
 use crate::container_runtime::{
-    ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest,
-    StartedContainer,
+    ContainerRuntime, ExecResult, ImageProblem, ImageRequest, PodImage, PodNetwork, StartFailure,
+    StartRequest, StartedContainer,
 };
 
 /// A pod in the host's network, without containers.
@@ -28,14 +28,14 @@ impl ContainerRuntime for HostNetworkRuntime {
     async fn set_up(&self) -> Result<PodNetwork, Problem> {
         Ok(PodNetwork::default())
     }
-    async fn ensure_image(&self, _: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, _: &ImageRequest) -> Result<PodImage, ImageProblem> {
         Ok(PodImage::default())
     }
     fn image_volumes(&self, _: &k8s_openapi::api::core::v1::Container) -> Vec<ImageRequest> {
         Vec::new()
     }
-    async fn start(&self, _: &StartRequest) -> Result<StartedContainer, Problem> {
-        Err(problem())
+    async fn start(&self, _: &StartRequest) -> Result<StartedContainer, StartFailure> {
+        Err(problem().into())
     }
     fn signal(&self, _: &str, _: i32) {}
     async fn exec(&self, _: &str, _: &[String], _: Duration) -> Result<ExecResult, Problem> {
@@ -51,10 +51,7 @@ impl ContainerRuntime for HostNetworkRuntime {
 }
 
 fn problem() -> Problem {
-    Problem {
-        reason: "Error".to_owned(),
-        message: "no containers".to_owned(),
-    }
+    Problem::new("Error", "no containers")
 }
 
 async fn run(probe: Value) -> ProbeResult {

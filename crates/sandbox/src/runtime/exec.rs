@@ -147,10 +147,7 @@ async fn read_and_discard_rest(
 }
 
 fn exec_problem(message: String) -> Problem {
-    Problem {
-        reason: "ExecError".to_owned(),
-        message,
-    }
+    Problem::new("ExecError", message)
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
+use linux::async_fd::OutputReader;
 use pod_protocol::streams::{BLOCK_SIZE, FrameKind, FrameStream, SessionEnd, fill_frame};
 use rustix::process::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
 
-use super::stdio::OutputReader;
 use crate::inner::message::ProcessExit;
 
 /// Background processes of a command may keep its streams open after it has exited. The command's own output is in the pipes by
@@ -163,8 +163,8 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::Instant;
 
+    use linux::async_fd::InputWriter;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
-    use tokio::io::AsyncWriteExt;
 
     use pod_protocol::streams::{FrameDecoder, StreamFrame};
 
@@ -174,7 +174,7 @@ mod tests {
     /// A process of the host instead of one in a container.
     struct TestCommand {
         stream: ExecStream,
-        stdin: Option<tokio::net::unix::pipe::Sender>,
+        stdin: Option<InputWriter>,
         container: watch::Sender<()>,
     }
 
@@ -239,7 +239,7 @@ mod tests {
     #[tokio::test]
     async fn exec_returns_output_and_exit_code() {
         let mut command = start("cat; echo bad >&2; exit 3");
-        let mut stdin = command.stdin.take().unwrap();
+        let stdin = command.stdin.take().unwrap();
         stdin.write_all(b"good").await.unwrap();
         drop(stdin);
         let (output, errors, end) = collect(command.stream.frames()).await;

@@ -26,10 +26,8 @@ pub(super) fn resolve(
             all.push(variable.clone());
             continue;
         };
-        let value = value(selector, volumes).map_err(|message| Problem {
-            reason: "CreateContainerConfigError".to_owned(),
-            message,
-        })?;
+        let value = value(selector, volumes)
+            .map_err(|message| Problem::new("CreateContainerConfigError", message))?;
         all.extend(value.map(|value| EnvVar {
             name: variable.name.clone(),
             value: Some(value.replace('$', "$$")),

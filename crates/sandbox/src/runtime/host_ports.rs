@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerPort, PodSpec};
+use pod_protocol::restart::is_sidecar;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::{AbortHandle, JoinSet};
@@ -16,7 +17,6 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::exec::connect;
 use super::host_port_udp;
 use super::inner_client::InnerClient;
-use crate::lifecycle::is_sidecar;
 
 /// Concurrent connections per port; more wait in the listener's backlog.
 const MAX_CONNECTIONS: usize = 512;

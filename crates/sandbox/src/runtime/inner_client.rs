@@ -6,9 +6,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use linux::packet::{self, Packet};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
+use linux::packet::Packet;
+use linux::packet_connection::PacketConnection;
 use tokio::sync::{oneshot, watch};
 
 use crate::inner::message::{ContainerIdentity, InnerError, InnerEvent, InnerRequest, ProcessExit};
@@ -18,8 +17,7 @@ type Reply = Result<(Vec<OwnedFd>, Option<ContainerIdentity>), InnerError>;
 
 /// Sends requests to the inner process and receives its events.
 pub struct InnerClient {
-    /// A SOCK_SEQPACKET socket. tokio has no type for it, so this one only waits for readiness.
-    socket: UnixStream,
+    connection: PacketConnection,
     last_serial: Cell<u64>,
     replies: RefCell<HashMap<u64, oneshot::Sender<Reply>>>,
     exits: RefCell<HashMap<u64, oneshot::Sender<ProcessExit>>>,
@@ -42,9 +40,8 @@ pub struct InnerProcess {
 impl InnerClient {
     /// Serves the sandbox's end of `socket`.
     pub fn new(socket: OwnedFd) -> io::Result<Rc<Self>> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
         let client = Rc::new(Self {
-            socket: UnixStream::from_std(socket.into())?,
+            connection: PacketConnection::new(socket)?,
             last_serial: Cell::new(0),
             replies: RefCell::default(),
             exits: RefCell::default(),
@@ -87,7 +84,7 @@ impl InnerClient {
     /// Closes the sending side: the inner process exits and kills everything it has started.
     pub fn disconnect(&self) {
         // Ignore the error: the inner process may have exited already.
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+        let _ = self.connection.shut_down();
     }
 
     /// Waits until the inner process has exited.
@@ -108,13 +105,7 @@ impl InnerClient {
         let text = serde_json::to_vec(&request).map_err(InnerError::runtime)?;
         let (sender, reply) = oneshot::channel();
         self.replies.borrow_mut().insert(serial, sender);
-        let sent = self
-            .socket
-            .async_io(Interest::WRITABLE, || {
-                packet::send(&self.socket, serial, &text, stdio)
-            })
-            .await;
-        if let Err(error) = sent {
+        if let Err(error) = self.connection.send(serial, &text, stdio).await {
             self.replies.borrow_mut().remove(&serial);
             return Err(match *self.is_closed.borrow() {
                 true => exited(),
@@ -172,22 +163,15 @@ impl Drop for KillOnDrop<'_> {
         let request = InnerRequest::Kill { process: *serial };
         if let Ok(text) = serde_json::to_vec(&request) {
             // If the inner process has exited, so has the process.
-            let _ = packet::send(&client.socket, client.next_serial(), &text, &[]);
+            let _ = client.connection.try_send(client.next_serial(), &text);
         }
     }
 }
 
 /// Receives events until the inner process has exited. By then the kernel has killed all processes that it started.
 async fn receive_events(client: Rc<InnerClient>) {
-    loop {
-        let received = client
-            .socket
-            .async_io(Interest::READABLE, || packet::receive(&client.socket))
-            .await;
-        match received {
-            Ok(Some(message)) => client.handle_event(message),
-            Ok(None) | Err(_) => break,
-        }
+    while let Ok(Some(message)) = client.connection.receive().await {
+        client.handle_event(message);
     }
     client.is_closed.send_replace(true);
     client.replies.borrow_mut().clear();
@@ -201,6 +185,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
+    use linux::packet;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::super::testing::{next_request, run_local, send_event};

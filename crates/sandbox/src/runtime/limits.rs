@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use linux::cgroup::{CgroupLimits, cpu_weight_from_shares};
+use pod_protocol::restart::is_sidecar;
 use quantity::Amount;
-
-use crate::lifecycle::is_sidecar;
 
 /// `cpu.shares` of one CPU, from which `cpu.weight` is derived.
 const SHARES_PER_CPU: u64 = 1024;

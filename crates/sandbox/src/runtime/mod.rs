@@ -29,7 +29,6 @@ mod start_container;
 mod stdio;
 mod streaming;
 mod sub_paths;
-mod terminal_output;
 mod termination_message;
 #[cfg(test)]
 mod testing;
@@ -65,8 +64,8 @@ use self::snapshotter::FuseMount;
 pub use self::snapshotter::Snapshotter;
 use self::streaming::Attachable;
 use crate::container_runtime::{
-    ContainerRuntime, ExecResult, ImageRequest, PodImage, PodNetwork, StartRequest,
-    StartedContainer,
+    ContainerRuntime, ExecResult, ImageProblem, ImageRequest, PodImage, PodNetwork, StartFailure,
+    StartRequest, StartedContainer,
 };
 use crate::inner::message::ProcessPlan;
 use crate::logs::LogDir;
@@ -217,7 +216,7 @@ impl<S: NodeServices> ContainerRuntime for LinuxRuntime<S> {
         self.run_pod_sandbox().await
     }
 
-    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, Problem> {
+    async fn ensure_image(&self, request: &ImageRequest) -> Result<PodImage, ImageProblem> {
         let bundle = self.bundle.borrow().clone();
         self.services
             .ensure_image(request, &bundle.pull_credentials)
@@ -232,7 +231,7 @@ impl<S: NodeServices> ContainerRuntime for LinuxRuntime<S> {
             .collect()
     }
 
-    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, Problem> {
+    async fn start(&self, request: &StartRequest) -> Result<StartedContainer, StartFailure> {
         self.start_container(request).await
     }
 

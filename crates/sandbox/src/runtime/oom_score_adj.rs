@@ -4,9 +4,9 @@
 //! Burstable pods that exceed their requests. An ordinary user can't set a negative value, so Guaranteed pods keep the inherited one.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use pod_protocol::restart::is_sidecar;
 
 use super::limits::effective_amount;
-use crate::lifecycle::is_sidecar;
 
 const BEST_EFFORT_ADJ: i64 = 1000;
 const GUARANTEED_ADJ: i64 = -997;

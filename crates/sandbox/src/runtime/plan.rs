@@ -93,7 +93,7 @@ pub fn plan_container(
     let variables = env::own_variables(&env, &request.input.env);
     let args = env::command(image, &request.container, &variables);
     if args.is_empty() {
-        return Err(problem("CreateContainerError", "no command specified"));
+        return Err(Problem::new("CreateContainerError", "no command specified"));
     }
     let own_context = request.container.security_context.as_ref();
     let capabilities = match (&pod.root, spec.host_pid) {
@@ -159,10 +159,8 @@ pub fn plan_container(
 }
 
 fn without_ptrace(capabilities: &[String]) -> Vec<String> {
-    let all = capabilities.iter().any(|name| name == "ALL");
-    let names = linux::credentials::capability_names().map(str::to_owned);
-    let kept = names.filter(|name| all || capabilities.contains(name));
-    kept.filter(|name| name != "SYS_PTRACE").collect()
+    let kept = capabilities.iter().filter(|name| *name != "SYS_PTRACE");
+    kept.cloned().collect()
 }
 
 fn termination_message_path(request: &StartRequest) -> &str {
@@ -310,7 +308,7 @@ fn volume_mounts(
         .as_ref()
         .is_some_and(|devices| !devices.is_empty())
     {
-        return Err(problem(
+        return Err(Problem::new(
             "CreateContainerConfigError",
             "block volumes are not supported",
         ));
@@ -333,7 +331,7 @@ fn volume_mount(
 ) -> Result<MountPlan, Problem> {
     let name = &mount.name;
     let volume = pod.volumes.get(name).ok_or_else(|| {
-        problem(
+        Problem::new(
             "CreateContainerConfigError",
             format!("cannot find volume \"{name}\" to mount into container"),
         )
@@ -389,7 +387,7 @@ fn sub_path(
                     "failed to expand subPath for volumeMount \"{}\"",
                     mount.name
                 );
-                return Err(problem("CreateContainerConfigError", message));
+                return Err(Problem::new("CreateContainerConfigError", message));
             }
             path
         }
@@ -402,20 +400,13 @@ fn sub_path(
             "failed to prepare subPath for volumeMount \"{}\": {text} leaves the volume",
             mount.name
         );
-        return Err(problem("CreateContainerConfigError", message));
+        return Err(Problem::new("CreateContainerConfigError", message));
     }
     Ok(Some(path))
 }
 
 fn absolute(path: &str) -> PathBuf {
     Path::new("/").join(path)
-}
-
-fn problem(reason: &str, message: impl Into<String>) -> Problem {
-    Problem {
-        reason: reason.to_owned(),
-        message: message.into(),
-    }
 }
 
 #[cfg(test)]
@@ -441,7 +432,10 @@ mod tests {
 
     #[test]
     fn ptrace_is_removed_from_capabilities() {
-        let all = without_ptrace(&["ALL".to_owned()]);
+        let names: Vec<_> = linux::credentials::capability_names()
+            .map(str::to_owned)
+            .collect();
+        let all = without_ptrace(&names);
         let has = |name: &str| all.iter().any(|found| found == name);
         assert!(has("SYS_ADMIN") && has("KILL") && !has("SYS_PTRACE"));
         let some = ["SYS_PTRACE", "CHOWN"].map(str::to_owned);

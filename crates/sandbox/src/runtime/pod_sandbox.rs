@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use super::rootfs::unmount_fuse;
 use super::{HostPorts, LinuxRuntime, PodAddresses, cgroups, cleanup, etc, host_ports};
 use crate::container_runtime::PodNetwork;
-use crate::inner::message::{InnerRequest, InterfaceConfig, NamespacePlan};
+use crate::inner::message::{InnerError, InnerRequest, InterfaceConfig, NamespacePlan};
 use crate::node_services::{NetworkAttachment, NodeServices};
 
 impl<S: NodeServices> LinuxRuntime<S> {
@@ -116,23 +116,22 @@ impl<S: NodeServices> LinuxRuntime<S> {
             host_ips.iter().take(1).cloned().collect()
         } else {
             let attachment = self.attach().await?;
-            self.configure_interface(attachment).await?;
+            let configured = self.configure_interface(attachment).await;
+            configured.map_err(|error| sandbox_problem(error.message))?;
             vec![attachment.address.to_string()]
         };
         let _ = self.addresses.set(PodAddresses { pod_ips, host_ips });
         Ok(())
     }
 
-    async fn configure_interface(&self, attachment: &NetworkAttachment) -> Result<(), Problem> {
+    async fn configure_interface(&self, attachment: &NetworkAttachment) -> Result<(), InnerError> {
         let config = InterfaceConfig {
             interface: attachment.interface.clone(),
             address: attachment.address,
             gateway: attachment.gateway,
         };
         let request = InnerRequest::ConfigureInterface(config);
-        let configured = self.inner.request(request).await;
-        configured.map_err(|error| sandbox_problem(error.message))?;
-        Ok(())
+        self.inner.request(request).await.map(drop)
     }
 
     /// Returns when the pod has lost its network for good. Until then, configures each new interface with the pod's address.
@@ -146,11 +145,8 @@ impl<S: NodeServices> LinuxRuntime<S> {
                 tracing::warn!(new_address = %attachment.address, "the pod's address has changed");
                 return;
             }
-            if let Err(problem) = self.configure_interface(&attachment).await {
-                tracing::warn!(
-                    problem = problem.message,
-                    "cannot configure the pod's interface"
-                );
+            if let Err(error) = self.configure_interface(&attachment).await {
+                tracing::warn!(error.message, "cannot configure the pod's interface");
                 return;
             }
         }
@@ -170,7 +166,10 @@ impl<S: NodeServices> LinuxRuntime<S> {
                 "cannot duplicate the network namespace's descriptor: {error}"
             ))
         })?;
-        let attachment = self.services.attach_network(network).await?;
+        let attached = self.services.attach_network(network).await;
+        let attachment = attached.map_err(|error| {
+            sandbox_problem(format!("failed to setup network for sandbox: {error}"))
+        })?;
         Ok(self.attachment.get_or_init(|| attachment))
     }
 
@@ -216,10 +215,8 @@ fn no_network_namespace() -> Problem {
 }
 
 fn sandbox_problem(message: String) -> Problem {
-    Problem {
-        reason: "FailedCreatePodSandBox".to_owned(),
-        message,
-    }
+    let message = format!("Failed to create pod sandbox: {message}");
+    Problem::new("FailedCreatePodSandBox", message)
 }
 
 #[cfg(test)]
@@ -230,7 +227,7 @@ mod tests {
         RecordingServices, bundle, next_request, run_local, runtime, send_event,
     };
     use super::*;
-    use crate::inner::message::{InnerError, InnerEvent};
+    use crate::inner::message::InnerEvent;
 
     #[tokio::test]
     async fn retry_does_not_attach_to_network_again() {

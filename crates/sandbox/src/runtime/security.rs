@@ -123,7 +123,9 @@ fn verify_not_root(user: &UserPlan, container: &Container) -> Result<(), Problem
 
 fn capabilities(own: &SecurityContext, privileged: bool) -> Result<Vec<String>, Problem> {
     if privileged {
-        return Ok(vec!["ALL".to_owned()]);
+        return Ok(linux::credentials::capability_names()
+            .map(str::to_owned)
+            .collect());
     }
     let changes = own.capabilities.clone().unwrap_or_default();
     let without_prefix = |name: &String| name.strip_prefix("CAP_").unwrap_or(name).to_uppercase();
@@ -169,10 +171,7 @@ fn id(wanted: i64) -> Result<u32, Problem> {
 }
 
 fn invalid(message: impl Into<String>) -> Problem {
-    Problem {
-        reason: "CreateContainerConfigError".to_owned(),
-        message: message.into(),
-    }
+    Problem::new("CreateContainerConfigError", message)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::{
     LinuxRuntime, PodAddresses, RunningContainer, cgroups, cleanup, etc, file_key_ref,
     oom_score_adj, plan, streaming, sub_paths,
 };
-use crate::container_runtime::{StartRequest, StartedContainer};
+use crate::container_runtime::{StartFailure, StartRequest, StartedContainer};
 use crate::inner::message::{
     ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
 };
@@ -32,40 +32,22 @@ impl<S: NodeServices> LinuxRuntime<S> {
     pub(super) async fn start_container(
         &self,
         request: &StartRequest,
-    ) -> Result<StartedContainer, Problem> {
-        let bundle = self.bundle.borrow().clone();
-        for mount in request.container.volume_mounts.iter().flatten() {
-            self.create_volume(&bundle, &mount.name).await?;
-        }
-        let mut plan = self.plan(request)?;
-        plan.mounts = sub_paths::create(plan.mounts, &request.container.name).await?;
-        let dir = self.container_dir(request);
-        create_container_dir(&dir)
-            .map_err(|error| create_problem(format!("cannot create {}: {error}", dir.display())))?;
-        cleanup::remove_earlier_attempts(&dir, request.attempt).await;
-        self.mount_fuse_root(request, &dir)
-            .await
-            .map_err(|error| create_problem(format!("cannot mount the image: {error}")))?;
-        let stop_signal = stop_signal(request);
-        let cgroup = self
-            .create_container_cgroup(request)
-            .await
-            .map_err(|error| {
-                create_problem(format!("cannot create the container's cgroup: {error}"))
-            })?;
+    ) -> Result<StartedContainer, StartFailure> {
+        let mut plan = self.prepare(request).await?;
+        let cgroup = self.create_container_cgroup(request).await;
+        let cgroup = cgroup.map_err(create_error("cannot create the container's cgroup"))?;
         plan.process.cgroup = cgroup.as_ref().map(|cgroup| cgroup.path().to_owned());
         let oom = Rc::new(OomWatch::new(cgroup));
         // The kernel kills all processes of a pid namespace with its first.
         let owns_pid_namespace = plan.pid_namespace == PidNamespace::Own;
         let process_plan = plan.process.clone();
         let has_stdin = request.container.stdin == Some(true);
-        let pipes = StdioPipes::new(plan.process.terminal, has_stdin).map_err(|error| {
-            create_problem(format!("cannot create the container's pipes: {error}"))
-        })?;
+        let pipes = StdioPipes::new(plan.process.terminal, has_stdin)
+            .map_err(create_error("cannot create the container's pipes"))?;
         let mut log = self
             .logs
             .writer(&request.container.name, request.attempt)
-            .map_err(|error| create_problem(format!("cannot open the container's log: {error}")))?;
+            .map_err(create_error("cannot open the container's log"))?;
         let start = InnerRequest::StartContainer(Box::new(plan));
         let started = self.inner.start_process(start, &pipes.theirs()).await;
         let InnerProcess {
@@ -80,7 +62,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
                     cgroups::remove_cgroup(cgroup).await;
                 }
                 unmount_fuse(&self.fuse_mounts, &self.fuse_root(request)).await;
-                return Err(start_problem(error));
+                return Err(start_failure(error));
             }
         };
         let started_at = Timestamp::now();
@@ -92,11 +74,9 @@ impl<S: NodeServices> LinuxRuntime<S> {
         let processes = mount_namespace
             .map(ContainerProcesses::in_mount_namespace)
             .transpose()
-            .map_err(|error| {
-                create_problem(format!(
-                    "cannot inspect the container's mount namespace: {error}"
-                ))
-            })?;
+            .map_err(create_error(
+                "cannot inspect the container's mount namespace",
+            ))?;
         let log_warnings = log.warnings();
         let (attachable, copying) =
             streaming::connect(pipes, descriptors.next(), &request.container, log);
@@ -126,10 +106,27 @@ impl<S: NodeServices> LinuxRuntime<S> {
             id,
             started_at,
             exit,
-            stop_signal,
+            stop_signal: stop_signal(request),
             user: identity.map(container_user),
             log_warnings,
         })
+    }
+
+    /// Plans a container, and creates what it mounts: volumes, sub-paths, and its root file system if that is a FUSE mount.
+    async fn prepare(&self, request: &StartRequest) -> Result<ContainerPlan, Problem> {
+        let bundle = self.bundle.borrow().clone();
+        for mount in request.container.volume_mounts.iter().flatten() {
+            self.create_volume(&bundle, &mount.name).await?;
+        }
+        let mut plan = self.plan(request)?;
+        plan.mounts = sub_paths::create(plan.mounts, &request.container.name).await?;
+        let dir = self.container_dir(request);
+        create_container_dir(&dir)
+            .map_err(|error| create_problem(format!("cannot create {}: {error}", dir.display())))?;
+        cleanup::remove_earlier_attempts(&dir, request.attempt).await;
+        let mounted = self.mount_fuse_root(request, &dir).await;
+        mounted.map_err(create_error("cannot mount the image"))?;
+        Ok(plan)
     }
 
     /// The directory of one attempt of a container.
@@ -182,12 +179,12 @@ impl<S: NodeServices> LinuxRuntime<S> {
         let containers = self.containers.borrow();
         let mut running = containers.values();
         let found = running.find(|container| container.name == name);
-        found
-            .map(|container| container.serial)
-            .ok_or_else(|| Problem {
-                reason: "CreateContainerConfigError".to_owned(),
-                message: format!("target container \"{name}\" is not running"),
-            })
+        found.map(|container| container.serial).ok_or_else(|| {
+            Problem::new(
+                "CreateContainerConfigError",
+                format!("target container \"{name}\" is not running"),
+            )
+        })
     }
 
     async fn create_container_cgroup(
@@ -232,20 +229,18 @@ fn container_user(identity: ContainerIdentity) -> ContainerUser {
     }
 }
 
-fn start_problem(error: InnerError) -> Problem {
-    let reason = match error.kind {
-        InnerErrorKind::Program => "StartError",
-        InnerErrorKind::Runtime => "CreateContainerError",
-    };
-    Problem {
-        reason: reason.to_owned(),
-        message: error.message,
+fn start_failure(error: InnerError) -> StartFailure {
+    match error.kind {
+        InnerErrorKind::Program => StartFailure::Program(error.message),
+        InnerErrorKind::Runtime => StartFailure::Create(create_problem(error.message)),
     }
 }
 
+/// Prefixes an error with what failed.
+fn create_error<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> Problem {
+    move |error| create_problem(format!("{what}: {error}"))
+}
+
 fn create_problem(message: String) -> Problem {
-    Problem {
-        reason: "CreateContainerError".to_owned(),
-        message,
-    }
+    Problem::new("CreateContainerError", message)
 }

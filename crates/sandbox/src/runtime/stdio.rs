@@ -2,14 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::pin::Pin;
 use std::rc::Rc;
 
+use linux::async_fd::{InputWriter, OutputReader};
 use rustix::pipe::PipeFlags;
-use tokio::io::AsyncRead;
-use tokio::net::unix::pipe;
-
-use super::terminal_output::TerminalOutput;
 
 /// Pipes for the standard streams of a process that is to be started. With a terminal there are none.
 pub struct StdioPipes {
@@ -63,39 +59,29 @@ impl StdioPipes {
         drop(theirs);
         let Some(terminal) = terminal else {
             let (stdout, stderr) = output.unzip();
-            let reader = |end: OwnedFd| -> io::Result<OutputReader> {
-                Ok(Box::pin(pipe::Receiver::from_owned_fd(end)?))
-            };
             return Ok(StdioStreams {
-                stdin: stdin.map(pipe::Sender::from_owned_fd).transpose()?,
-                stdout: stdout.map(reader).transpose()?,
-                stderr: stderr.map(reader).transpose()?,
+                stdin: stdin.map(InputWriter::new).transpose()?,
+                stdout: stdout.map(OutputReader::new).transpose()?,
+                stderr: stderr.map(OutputReader::new).transpose()?,
                 terminal: None,
             });
         };
         let master = terminal.try_clone()?;
         let stdin = with_stdin.then(|| terminal.try_clone()).transpose()?;
-        let output = TerminalOutput::new(terminal)?;
         Ok(StdioStreams {
-            // Not a pipe, but tokio waits for it in the same way. AsyncFd would need `unsafe`.
-            stdin: stdin
-                .map(pipe::Sender::from_owned_fd_unchecked)
-                .transpose()?,
-            stdout: Some(Box::pin(output)),
+            stdin: stdin.map(InputWriter::new).transpose()?,
+            stdout: Some(OutputReader::new(terminal)?),
             stderr: None,
             terminal: Some(Rc::new(master)),
         })
     }
 }
 
-/// Reads an output stream of a process.
-pub type OutputReader = Pin<Box<dyn AsyncRead>>;
-
 /// Our ends of a process's standard streams.
 #[derive(Default)]
 pub struct StdioStreams {
     /// Writes to its standard input; the process reads end-of-file when this is dropped.
-    pub stdin: Option<pipe::Sender>,
+    pub stdin: Option<InputWriter>,
     /// Its standard output, or its terminal.
     pub stdout: Option<OutputReader>,
     /// Its standard error.

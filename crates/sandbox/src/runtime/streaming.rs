@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Container;
+use linux::async_fd::OutputReader;
 use pod_protocol::streams::{FrameKind, FrameStream, SessionEnd};
 use pod_protocol::{AttachQuery, ExecQuery, Problem};
 use tokio::net::TcpStream;
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 use super::exec_stream::{ExecOutput, ExecStream};
 use super::inner_client::InnerProcess;
 use super::output_subscribers::{OutputSubscribers, OutputSubscription, Tee};
-use super::stdio::{OutputReader, StdioPipes, StdioStreams};
+use super::stdio::{StdioPipes, StdioStreams};
 use super::{LinuxRuntime, RunningContainer, env};
 use crate::container_runtime::ContainerRuntime;
 use crate::inner::message::{InnerError, InnerRequest};
@@ -55,7 +56,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             env::set_default(&mut process.env, "TERM", "xterm");
         }
         let failed = |error: io::Error| {
-            problem(
+            Problem::new(
                 "InternalError",
                 format!("cannot create the command's streams: {error}"),
             )
@@ -71,7 +72,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
         } = started.map_err(exec_problem)?;
         let mut descriptors = descriptors.into_iter();
         let process = descriptors.next().ok_or_else(|| {
-            problem(
+            Problem::new(
                 "InternalError",
                 "the inner process sent no pidfd".to_owned(),
             )
@@ -134,7 +135,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             Err(error) => error,
         };
         let text = crate::probe::target::connect_error_text;
-        Err(problem(
+        Err(Problem::new(
             "PortForwardError",
             format!(
                 "failed to connect to localhost:{port} inside the pod's network, IPv4: dial tcp4 127.0.0.1:{port}: connect: {} \
@@ -216,7 +217,7 @@ fn find<'a>(
 ) -> Result<&'a RunningContainer, Problem> {
     let mut running = containers.values();
     let found = running.find(|container| container.name == name);
-    found.ok_or_else(|| problem("NotFound", format!("container not found ({name:?})")))
+    found.ok_or_else(|| Problem::not_found(format!("container not found ({name:?})")))
 }
 
 /// The text of containerd and runc, which users search for.
@@ -225,12 +226,5 @@ fn exec_problem(error: InnerError) -> Problem {
         "failed to exec in container: OCI runtime exec failed: exec failed: unable to start container process: {}",
         error.message
     );
-    problem("ExecError", message)
-}
-
-fn problem(reason: &str, message: String) -> Problem {
-    Problem {
-        reason: reason.to_owned(),
-        message,
-    }
+    Problem::new("ExecError", message)
 }

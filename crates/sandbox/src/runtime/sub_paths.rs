@@ -16,10 +16,10 @@ pub(super) async fn create(
     let creating =
         tokio::task::spawn_blocking(move || create_blocking(&mounts, &name).map(|()| mounts));
     creating.await.unwrap_or_else(|error| {
-        Err(Problem {
-            reason: "CreateContainerConfigError".to_owned(),
-            message: format!("cannot create subPaths of container {container:?}: {error}"),
-        })
+        Err(Problem::new(
+            "CreateContainerConfigError",
+            format!("cannot create subPaths of container {container:?}: {error}"),
+        ))
     })
 }
 

@@ -12,7 +12,7 @@ use linux::packet;
 use pod_protocol::{Bundle, NodeFacts, Problem};
 
 use super::{LinuxRuntime, PodDirs, Snapshotter, volume_spec};
-use crate::container_runtime::{ImageRequest, PodImage};
+use crate::container_runtime::{ImageProblem, ImageRequest, PodImage};
 use crate::inner::message::{InnerEvent, InnerRequest};
 use crate::logs::LogDir;
 use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
@@ -39,7 +39,7 @@ impl NodeServices for RecordingServices {
         &self,
         _: &ImageRequest,
         _: &[serde_json::Value],
-    ) -> Result<PodImage, Problem> {
+    ) -> Result<PodImage, ImageProblem> {
         Ok(PodImage::default())
     }
 
@@ -58,7 +58,7 @@ impl NodeServices for RecordingServices {
         Ok(ReadyVolume::Layers(Vec::new()))
     }
 
-    async fn attach_network(&self, _: OwnedFd) -> Result<NetworkAttachment, Problem> {
+    async fn attach_network(&self, _: OwnedFd) -> io::Result<NetworkAttachment> {
         self.attachments.set(self.attachments.get() + 1);
         Ok(NetworkAttachment {
             interface: "eth0".to_owned(),

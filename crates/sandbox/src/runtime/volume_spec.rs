@@ -27,10 +27,10 @@ pub fn is_shared(spec: &PodSpec, name: &str) -> bool {
 
 /// The problem of a volume that can't be mounted, with upstream's text.
 pub fn mount_problem(name: &str, error: &std::io::Error) -> Problem {
-    Problem {
-        reason: "FailedMount".to_owned(),
-        message: format!("MountVolume.SetUp failed for volume \"{name}\" : {error}"),
-    }
+    Problem::new(
+        "FailedMount",
+        format!("MountVolume.SetUp failed for volume \"{name}\" : {error}"),
+    )
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::unix::pipe;
+use linux::async_fd::InputWriter;
 use tokio::sync::{Notify, oneshot};
 
 /// The standard input that a session writes to. Dropping it closes the input, or detaches from it if it is shared and
@@ -13,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 #[derive(Debug)]
 pub enum SessionInput {
     /// That of a command, which has no other writers.
-    Process(pipe::Sender),
+    Process(InputWriter),
     /// That of a container.
     Container(SharedStdin),
 }
@@ -22,7 +21,7 @@ impl SessionInput {
     /// Writes all bytes. Fails if the process has closed its end.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Process(pipe) => pipe.write_all(bytes).await,
+            Self::Process(input) => input.write_all(bytes).await,
             Self::Container(shared) => shared.stdin.write(bytes).await,
         }
     }
@@ -31,38 +30,33 @@ impl SessionInput {
 /// A container's standard input. Open while the container runs, or until it is closed.
 #[derive(Debug)]
 pub struct ContainerStdin {
-    pipe: RefCell<Option<Rc<pipe::Sender>>>,
+    writer: RefCell<Option<Rc<InputWriter>>>,
     closed: Notify,
 }
 
 impl ContainerStdin {
-    /// Takes ownership of the pipe.
-    pub fn new(pipe: pipe::Sender) -> Rc<Self> {
+    /// Takes ownership of the pipe or terminal.
+    pub fn new(writer: InputWriter) -> Rc<Self> {
         Rc::new(Self {
-            pipe: RefCell::new(Some(Rc::new(pipe))),
+            writer: RefCell::new(Some(Rc::new(writer))),
             closed: Notify::new(),
         })
     }
 
     /// Closes the pipe: the container reads end-of-file.
     pub fn close(&self) {
-        self.pipe.replace(None);
+        self.writer.replace(None);
         self.closed.notify_waiters();
     }
 
     async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let pipe = self.pipe.borrow().clone();
-            let pipe = pipe.ok_or(io::ErrorKind::BrokenPipe)?;
+            let writer = self.writer.borrow().clone();
+            let writer = writer.ok_or(io::ErrorKind::BrokenPipe)?;
             tokio::select! {
-                ready = pipe.writable() => ready?,
-                // A waiting writer must not keep the pipe open.
-                () = self.closed.notified() => continue,
-            }
-            match pipe.try_write(bytes) {
-                Ok(written) => bytes = &bytes[written..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+                written = writer.write(bytes) => bytes = &bytes[written?..],
+                // A waiting write must not keep the pipe open.
+                () = self.closed.notified() => {}
             }
         }
         Ok(())

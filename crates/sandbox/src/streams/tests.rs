@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::join_all;
 use futures::{Stream, StreamExt, TryStreamExt, stream};
+use linux::async_fd::{InputWriter, OutputReader};
 use pod_protocol::connection::{
     LogByteStream, SandboxClient, SandboxService, SandboxSession, ServeEnd, accept, serve,
 };
@@ -21,7 +22,6 @@ use pod_protocol::{
     SandboxId, SandboxWelcome, Stop, VERSION,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
@@ -76,10 +76,7 @@ impl SandboxService for FakePod {
 }
 
 fn not_found() -> Problem {
-    Problem {
-        reason: "NotFound".to_owned(),
-        message: "not found".to_owned(),
-    }
+    Problem::not_found("not found")
 }
 
 fn hello() -> SandboxHello {
@@ -110,6 +107,14 @@ async fn run_local<T>(test: impl Future<Output = T>) -> T {
 /// Number of frames from the `endless` command.
 static FRAMES_SENT: AtomicUsize = AtomicUsize::new(0);
 
+fn pipe() -> (InputWriter, OutputReader) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    (
+        InputWriter::new(write).unwrap(),
+        OutputReader::new(read).unwrap(),
+    )
+}
+
 /// Starts a command of the fake pod.
 fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
     let program = query.command.first().map(String::as_str);
@@ -122,7 +127,7 @@ fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
     match program {
         // Echoes its input, and exits at end-of-file.
         Some("cat") => {
-            let (to, from) = pipe::pipe().unwrap();
+            let (to, from) = pipe();
             let frames = stream::unfold(Some(from), |from| async move {
                 let mut from = from?;
                 let mut block = vec![0; BLOCK_SIZE];
@@ -138,7 +143,7 @@ fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
         }
         // Never reads its input.
         Some("ignore-stdin") => {
-            let (to, from) = pipe::pipe().unwrap();
+            let (to, from) = pipe();
             let frames = stream::once(async move {
                 let _open = from;
                 pending::<Bytes>().await

@@ -157,44 +157,24 @@ impl PodVolumes {
         if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
             return Err(VolumeError::Name(name.to_owned()));
         }
-        match source {
+        let (path, read_only) = match source {
             VolumeSource::EmptyDir { memory: false, .. } => {
                 let path = self.disk_dir.join(name);
                 if create_dir(&path, EMPTY_DIR_MODE)? {
                     apply_fs_group(&path, fs_group, false)?;
                 }
-                Ok(PreparedVolume {
-                    path,
-                    read_only: false,
-                })
+                (path, false)
             }
             VolumeSource::EmptyDir {
                 memory: true,
                 size_limit,
-            } => {
-                let path = self.memory_dir.join(name);
-                create_dir(&path, EMPTY_DIR_MODE)?;
-                let mounted = linux::tmpfs::is_mount_point(&path);
-                if !mounted.map_err(failed("stat", &path))? {
-                    let size = size_limit.filter(|&bytes| bytes > 0);
-                    linux::tmpfs::mount(&path, size, 0o1777)
-                        .map_err(failed("mount a tmpfs on", &path))?;
-                    apply_fs_group(&path, fs_group, false)?;
-                }
-                Ok(PreparedVolume {
-                    path,
-                    read_only: false,
-                })
-            }
+            } => (self.prepare_tmpfs(name, *size_limit, fs_group)?, false),
             VolumeSource::Files(payload) => {
                 // Never on disk: the files may be secret.
                 let path = self.memory_dir.join(name);
                 create_dir(&path, EMPTY_DIR_MODE)?;
                 writer::write(&path, payload, |dir| apply_fs_group(dir, fs_group, true))?;
-                Ok(PreparedVolume {
-                    path,
-                    read_only: true,
-                })
+                (path, true)
             }
             VolumeSource::HostPath {
                 path,
@@ -202,10 +182,7 @@ impl PodVolumes {
                 read_only,
             } => {
                 host_path::check(path, *kind)?;
-                Ok(PreparedVolume {
-                    path: path.clone(),
-                    read_only: *read_only,
-                })
+                (path.clone(), *read_only)
             }
             VolumeSource::Nfs {
                 server,
@@ -221,10 +198,7 @@ impl PodVolumes {
                     }
                     None => self.mount_copy(name, || nfs::open(server, path))?,
                 };
-                Ok(PreparedVolume {
-                    path,
-                    read_only: *read_only,
-                })
+                (path, *read_only)
             }
             VolumeSource::Directory {
                 path,
@@ -235,29 +209,31 @@ impl PodVolumes {
                 if *create {
                     create_dir(path, EMPTY_DIR_MODE)?;
                 }
-                if !path.exists() {
-                    return Err(VolumeError::Missing(path.clone()));
-                }
-                host_path::check(path, HostPathKind::Directory)?;
-                // The volume's path may be a symlink; symlinks within the volume are never followed.
-                let path = std::fs::canonicalize(path).map_err(failed("resolve", path))?;
-                let skip = match ownership {
-                    FsGroupPolicy::Keep => true,
-                    FsGroupPolicy::Always => false,
-                    FsGroupPolicy::OnRootMismatch => {
-                        fs_group.is_some_and(|group| ownership::root_matches(&path, group))
-                    }
-                };
-                if !skip && !read_only {
-                    apply_fs_group(&path, fs_group, false)?;
-                }
-                Ok(PreparedVolume {
-                    path,
-                    read_only: *read_only,
-                })
+                let fs_group = fs_group.filter(|_| !read_only);
+                (prepare_directory(path, *ownership, fs_group)?, *read_only)
             }
-            VolumeSource::Image { reference, .. } => Err(VolumeError::Image(reference.clone())),
+            VolumeSource::Image { reference, .. } => {
+                return Err(VolumeError::Image(reference.clone()));
+            }
+        };
+        Ok(PreparedVolume { path, read_only })
+    }
+
+    fn prepare_tmpfs(
+        &self,
+        name: &str,
+        size_limit: Option<u64>,
+        fs_group: Option<i64>,
+    ) -> Result<PathBuf, VolumeError> {
+        let path = self.memory_dir.join(name);
+        create_dir(&path, EMPTY_DIR_MODE)?;
+        let mounted = linux::tmpfs::is_mount_point(&path);
+        if !mounted.map_err(failed("stat", &path))? {
+            let size = size_limit.filter(|&bytes| bytes > 0);
+            linux::tmpfs::mount(&path, size, 0o1777).map_err(failed("mount a tmpfs on", &path))?;
+            apply_fs_group(&path, fs_group, false)?;
         }
+        Ok(path)
     }
 
     /// Opens a directory and mounts it below `memory_dir`, because the original path may lead to another directory later.
@@ -357,6 +333,31 @@ fn create_dir(path: &Path, mode: u32) -> Result<bool, VolumeError> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(failed("set the mode of", path))?;
     Ok(true)
+}
+
+/// Checks a directory of the host, and applies the fsGroup by the policy of the volume. Returns its canonical path.
+fn prepare_directory(
+    path: &Path,
+    ownership: FsGroupPolicy,
+    fs_group: Option<i64>,
+) -> Result<PathBuf, VolumeError> {
+    if !path.exists() {
+        return Err(VolumeError::Missing(path.to_owned()));
+    }
+    host_path::check(path, HostPathKind::Directory)?;
+    // The volume's path may be a symlink; symlinks within the volume are never followed.
+    let path = std::fs::canonicalize(path).map_err(failed("resolve", path))?;
+    let skip = match ownership {
+        FsGroupPolicy::Keep => true,
+        FsGroupPolicy::Always => false,
+        FsGroupPolicy::OnRootMismatch => {
+            fs_group.is_some_and(|group| ownership::root_matches(&path, group))
+        }
+    };
+    if !skip {
+        apply_fs_group(&path, fs_group, false)?;
+    }
+    Ok(path)
 }
 
 fn apply_fs_group(dir: &Path, fs_group: Option<i64>, read_only: bool) -> Result<(), VolumeError> {

@@ -10,6 +10,7 @@ use slurm::{Invocation, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::report::DoctorReport;
+use crate::commands::foreground_srun;
 use cluster::carry::program_stream::ProgramStream;
 use cluster::carry::script::{self, SHELL};
 
@@ -45,25 +46,8 @@ async fn attempt(
     copy: Option<ProgramStream>,
 ) -> Result<DoctorReport, SlurmError> {
     let invocation = invocation(slurm, partition, program, args);
-    let start_error = |source| SlurmError::Start {
-        command: invocation.display(),
-        source,
-    };
-    // In this process group, so that Ctrl-C reaches srun, which then cancels the job.
-    let mut child = tokio::process::Command::from(invocation.std_command())
-        .stdin(match copy {
-            Some(_) => Stdio::piped(),
-            None => Stdio::null(),
-        })
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(start_error)?;
-    if let Some(program) = copy {
-        // A step that exits at once closes the pipe; its standard error gives the reason.
-        drop(program.send(child.stdin.take(), |_| Ok(())));
-    }
+    let start_error = |source| foreground_srun::start_error(&invocation, source);
+    let mut child = foreground_srun::spawn(&invocation, copy, Stdio::piped())?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let work = async {
         let (stdout, stderr) =

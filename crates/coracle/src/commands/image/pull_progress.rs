@@ -2,7 +2,7 @@
 
 use console::print_stderr;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use images::{Digest, PullEvent, PullProgress};
 
@@ -32,7 +32,7 @@ fn short_name(blob: &Digest) -> String {
 
 impl PullProgress for PullProgressBars {
     fn event(&self, event: PullEvent) {
-        let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blobs = self.blobs.lock().unwrap();
         if let PullEvent::Waiting { blob } | PullEvent::Begin { blob, .. } = &event {
             let new = || self.progress.file(&short_name(blob));
             blobs.entry(*blob).or_insert_with(new);

@@ -9,6 +9,7 @@ use slurm::{Slurm, SlurmError, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::LogsArgs;
+use crate::commands::foreground_srun;
 use crate::exit;
 use cluster::carry::program_stream::ProgramStream;
 use cluster::carry::script::{self, SHELL};
@@ -111,24 +112,8 @@ async fn run_step(
         .map(|(name, _)| name.to_string_lossy().into_owned())
         .collect();
     let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
-    let start_error = |source| SlurmError::Start {
-        command: invocation.display(),
-        source,
-    };
-    // In this process group, so that Ctrl-C reaches srun, which ends the step.
-    let mut child = tokio::process::Command::from(invocation.std_command())
-        .stdin(match copy {
-            Some(_) => Stdio::piped(),
-            None => Stdio::null(),
-        })
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(start_error)?;
-    if let Some(program) = copy {
-        // A step that exits at once closes the pipe; its standard error gives the reason.
-        drop(program.send(child.stdin.take(), |_| Ok(())));
-    }
+    let start_error = |source| foreground_srun::start_error(&invocation, source);
+    let mut child = foreground_srun::spawn(&invocation, copy, Stdio::inherit())?;
     let mut stderr = Vec::new();
     if let Some(pipe) = child.stderr.take() {
         let mut limited = pipe.take(MAX_STDERR);

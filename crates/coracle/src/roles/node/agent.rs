@@ -104,13 +104,7 @@ pub async fn run(
         node: node.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
     });
-    let api = SocketAddr::new(identity.leader, identity.response.api_port);
-    let client_identity = TlsIdentity {
-        cert_pem: identity.response.client_cert_pem.clone(),
-        key_pem: identity.client_key_pem.clone(),
-    };
-    let client =
-        cluster::client::connect(api, &identity.response.cluster_ca_pem, &client_identity).await?;
+    let client = api_client(&identity).await?;
     let pods = Arc::new(PodManager::default());
     pods.set_agent_log(Box::new(crate::log::memory_log));
     let stop = CancellationToken::new();
@@ -176,18 +170,37 @@ pub async fn run(
     if !matches!(end, AgentEnd::Replaced | AgentEnd::Failed(_)) {
         hub.shut_down().await;
     }
+    exit_after_end(end, &mut connection, &identity).await
+}
+
+/// Tells the leader about the end of the agent, or cleans up after the leader.
+async fn exit_after_end(
+    end: AgentEnd,
+    connection: &mut Option<LeaderConnection>,
+    identity: &NodeIdentity,
+) -> anyhow::Result<ExitCode> {
     match end {
-        AgentEnd::ClusterEnds => send(&mut connection, &AgentMessage::Left).await,
-        AgentEnd::LeaderLost { dead: true } => clean_up_after_leader(&identity).await,
+        AgentEnd::ClusterEnds => send(connection, &AgentMessage::Left).await,
+        AgentEnd::LeaderLost { dead: true } => clean_up_after_leader(identity).await,
         AgentEnd::LeaderLost { dead: false } => {}
         AgentEnd::Replaced => return Ok(ExitCode::from(EXIT_HANDED_OVER)),
         AgentEnd::Failed(error) => {
             let problem = format!("{error:#}");
-            send(&mut connection, &AgentMessage::Failed(problem)).await;
+            send(connection, &AgentMessage::Failed(problem)).await;
             return Err(error);
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A client of the API server, with the certificate of this node.
+async fn api_client(identity: &NodeIdentity) -> anyhow::Result<kube::Client> {
+    let api = SocketAddr::new(identity.leader, identity.response.api_port);
+    let client_identity = TlsIdentity {
+        cert_pem: identity.response.client_cert_pem.clone(),
+        key_pem: identity.client_key_pem.clone(),
+    };
+    cluster::client::connect(api, &identity.response.cluster_ca_pem, &client_identity).await
 }
 
 /// Binds [`KUBELET_PORT`], or any free port if another kubelet on this host uses it.

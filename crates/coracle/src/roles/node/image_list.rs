@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use images::{ImageStore, ImageSummary, Reference};
@@ -46,7 +46,7 @@ impl ImageList {
             });
             let _ = tokio::time::timeout(READ_TIMEOUT, refreshed).await;
         }
-        let cache = lock(&self.cache);
+        let cache = self.cache.lock().unwrap();
         cache
             .as_ref()
             .map_or_else(Vec::new, |(_, list)| list.clone())
@@ -57,15 +57,15 @@ fn refresh(store: &Path, cache: &Mutex<CachedImages>) {
     let changed = std::fs::metadata(store.join("references")).and_then(|dir| dir.modified());
     let Ok(changed) = changed else {
         // The store is empty.
-        *lock(cache) = None;
+        *cache.lock().unwrap() = None;
         return;
     };
     let is_current = |(at, _): &(SystemTime, _)| *at == changed;
-    if lock(cache).as_ref().is_some_and(is_current) {
+    if cache.lock().unwrap().as_ref().is_some_and(is_current) {
         return;
     }
     let summaries = ImageStore::open(store).and_then(|store| store.list());
-    *lock(cache) = match summaries {
+    *cache.lock().unwrap() = match summaries {
         Ok(summaries) => Some((changed, container_images(summaries))),
         Err(error) => {
             tracing::debug!(
@@ -75,10 +75,6 @@ fn refresh(store: &Path, cache: &Mutex<CachedImages>) {
             None
         }
     };
-}
-
-fn lock(cache: &Mutex<CachedImages>) -> MutexGuard<'_, CachedImages> {
-    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Merges the names of each image and sorts by size, largest first.
@@ -154,7 +150,7 @@ mod tests {
         let list = ImageList::default();
         assert!(list.read(home.path()).await.is_empty());
         let image = ContainerImage::default();
-        *lock(&list.cache) = Some((SystemTime::UNIX_EPOCH, vec![image.clone()]));
+        *list.cache.lock().unwrap() = Some((SystemTime::UNIX_EPOCH, vec![image.clone()]));
         // Another thread still reads the store.
         let read_permit = Arc::clone(&list.read_permit).try_acquire_owned().unwrap();
         assert_eq!(list.read(home.path()).await, [image]);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use pod_protocol::Problem;
+use pod_protocol::restart::is_sidecar;
 use quantity::bytes;
 use sandbox::runtime::{PodDirs, effective_amount};
 use volumes::dirs::disk_usage;
@@ -30,10 +31,7 @@ pub async fn wait_until_exceeded(pod: &Pod, pod_dirs: &PodDirs) -> Problem {
         tokio::time::sleep(wait).await;
         let started = std::time::Instant::now();
         if let Some(message) = check(&limits, pod_dirs).await {
-            return Problem {
-                reason: "Evicted".to_owned(),
-                message,
-            };
+            return Problem::new("Evicted", message);
         }
         wait = MONITORING_INTERVAL.max(started.elapsed() * MIN_IDLE_FACTOR);
     }
@@ -204,7 +202,7 @@ fn image_copies_size(container: &Path) -> u64 {
 /// The pod's containers and its native sidecars: all except for init containers that run to completion.
 fn long_running_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     let sidecars = spec.init_containers.iter().flatten();
-    let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    let sidecars = sidecars.filter(|container| is_sidecar(container));
     sidecars.chain(&spec.containers)
 }
 
@@ -303,15 +301,19 @@ mod tests {
         assert_eq!(limits(init_only).unwrap().pod, Some(1 << 10));
     }
 
+    fn pod_dirs(home: &Path) -> PodDirs {
+        PodDirs {
+            disk: home.to_owned(),
+            memory: home.join("memory"),
+            cgroup: None,
+            logs: home.join("logs"),
+        }
+    }
+
     #[tokio::test]
     async fn exceeded_volume_limit_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let pod_dirs = PodDirs {
-            disk: home.path().to_owned(),
-            memory: home.path().join("memory"),
-            cgroup: None,
-            logs: home.path().join("logs"),
-        };
+        let pod_dirs = pod_dirs(home.path());
         let volume = home.path().join("volumes/v");
         std::fs::create_dir_all(&volume).unwrap();
         let limits = limits(json!({
@@ -328,12 +330,7 @@ mod tests {
     #[tokio::test]
     async fn files_below_etc_count_for_the_pod() {
         let home = tempfile::tempdir().unwrap();
-        let pod_dirs = PodDirs {
-            disk: home.path().to_owned(),
-            memory: home.path().join("memory"),
-            cgroup: None,
-            logs: home.path().join("logs"),
-        };
+        let pod_dirs = pod_dirs(home.path());
         let limits = limits(json!({ "containers": [
             { "name": "a", "resources": { "limits": { "ephemeral-storage": "100Ki" } } },
         ] }))

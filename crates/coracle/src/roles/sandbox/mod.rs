@@ -32,9 +32,7 @@ use std::time::Duration;
 use anyhow::Context;
 use linux::clone::{CloneResult, NewNamespaces};
 use network::hub::HubNamespaces;
-use pod_protocol::connection::{
-    KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected,
-};
+use pod_protocol::connection::{KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected};
 use pod_protocol::{PodState, SandboxCredential, SandboxHello, SandboxId, VERSION};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;

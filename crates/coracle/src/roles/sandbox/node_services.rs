@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,7 +14,9 @@ use images::protocol::{PullCommand, PullOutput};
 use images::{PullPolicy, PullRequest};
 use network::hub::{AttachRequest, HubAttachment};
 use pod_protocol::Problem;
-use sandbox::container_runtime::{ImageDefaults, ImagePullPolicy, ImageRequest, PodImage};
+use sandbox::container_runtime::{
+    ImageDefaults, ImageProblem, ImageProblemReason, ImagePullPolicy, ImageRequest, PodImage,
+};
 use sandbox::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 use sandbox::runtime::PodDirs;
 use serde_json::Value;
@@ -84,7 +87,7 @@ impl LocalNodeServices {
         work: impl FnOnce(&PodVolumes) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let volumes = Arc::clone(&self.volumes);
-        let work = move || work(&volumes.lock().unwrap_or_else(PoisonError::into_inner));
+        let work = move || work(&volumes.lock().unwrap());
         let result = tokio::task::spawn_blocking(work).await;
         result.map_err(|error| error.to_string()).flatten()
     }
@@ -130,9 +133,9 @@ impl NodeServices for LocalNodeServices {
         &self,
         request: &ImageRequest,
         credentials: &[Value],
-    ) -> Result<PodImage, Problem> {
-        let problem = |reason: &str, message: String| Problem {
-            reason: reason.to_owned(),
+    ) -> Result<PodImage, ImageProblem> {
+        let failed = |message: String| ImageProblem {
+            reason: ImageProblemReason::ErrImagePull,
             message,
         };
         let policy = match request.policy {
@@ -159,12 +162,13 @@ impl NodeServices for LocalNodeServices {
             let image = match self.pull(request.clone()).await {
                 Ok(PullOutput::Done(image)) => image,
                 Ok(PullOutput::Failed { reason, message }) => {
-                    return Err(problem(&reason, message));
+                    let reason = ImageProblemReason::parse(&reason);
+                    return Err(ImageProblem { reason, message });
                 }
                 Ok(PullOutput::Progress(_)) => {
-                    return Err(problem("ErrImagePull", "the pull did not end".to_owned()));
+                    return Err(failed("the pull did not end".to_owned()));
                 }
-                Err(error) => return Err(problem("ErrImagePull", format!("{error:#}"))),
+                Err(error) => return Err(failed(format!("{error:#}"))),
             };
             attempts -= 1;
             match self.layer_holds.hold(&image.layers).await {
@@ -173,7 +177,7 @@ impl NodeServices for LocalNodeServices {
                 Err(error) if attempts > 0 => {
                     tracing::debug!(error, "a layer was removed after the pull; pulling again")
                 }
-                Err(error) => return Err(problem("ErrImagePull", error)),
+                Err(error) => return Err(failed(error)),
             }
         };
         let config = image.config;
@@ -206,9 +210,11 @@ impl NodeServices for LocalNodeServices {
         fs_group: Option<i64>,
         credentials: &[Value],
     ) -> Result<ReadyVolume, Problem> {
-        let failed = |message: String| Problem {
-            reason: "FailedMount".to_owned(),
-            message: format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
+        let failed = |message: String| {
+            Problem::new(
+                "FailedMount",
+                format!("MountVolume.SetUp failed for volume \"{name}\" : {message}"),
+            )
         };
         let source: VolumeSource =
             serde_json::from_value(source.clone()).map_err(|error| failed(error.to_string()))?;
@@ -234,18 +240,12 @@ impl NodeServices for LocalNodeServices {
         })
     }
 
-    async fn attach_network(&self, network: OwnedFd) -> Result<NetworkAttachment, Problem> {
+    async fn attach_network(&self, network: OwnedFd) -> io::Result<NetworkAttachment> {
         let request = AttachRequest {
             uid: self.uid.clone(),
             claim: None,
         };
-        let failed = |error: std::io::Error| Problem {
-            reason: "FailedCreatePodSandBox".to_owned(),
-            message: format!("failed to setup network for sandbox: {error}"),
-        };
-        let hub_attachment = HubAttachment::request(&self.hub_socket, &request, &network)
-            .await
-            .map_err(failed)?;
+        let hub_attachment = HubAttachment::request(&self.hub_socket, &request, &network).await?;
         let attachment = attachment(&hub_attachment);
         let keep = keep_attachment(
             self.hub_socket.clone(),

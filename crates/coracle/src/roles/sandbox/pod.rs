@@ -10,9 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
-use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop,
-};
+use pod_protocol::{AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop};
 use sandbox::lifecycle::checkpoint::Checkpoint;
 use sandbox::lifecycle::{self, LifecycleHandle};
 use sandbox::logs::LogDir;
@@ -31,13 +29,15 @@ const LOG_READERS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Retry interval of updates and checkpoints that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
+type PodRuntime = Rc<LinuxRuntime<LocalNodeServices>>;
+
 /// One pod, as the kubelet sees it.
 pub struct SandboxPod {
     logs: LogDir,
     stage: RefCell<Stage>,
     checkpoint: Arc<Checkpoint>,
     /// The container runtime, once the pod has started.
-    runtime: OnceCell<Rc<LinuxRuntime<LocalNodeServices>>>,
+    runtime: OnceCell<PodRuntime>,
     /// The state that the kubelet sees: that of [`lifecycle`], once the pod has started.
     state: watch::Sender<PodState>,
     dismissed: Rc<Notify>,
@@ -55,11 +55,7 @@ enum Stage {
     /// No bundle has been received.
     Pending(Box<PendingPod>),
     /// The pod has started.
-    Running(
-        LifecycleHandle,
-        mpsc::UnboundedSender<Bundle>,
-        Rc<LinuxRuntime<LocalNodeServices>>,
-    ),
+    Running(LifecycleHandle, mpsc::UnboundedSender<Bundle>, PodRuntime),
     /// The pod failed to start.
     Failed,
 }
@@ -135,13 +131,10 @@ impl SandboxPod {
     }
 
     /// The container runtime, if the pod has started.
-    fn runtime(&self) -> Result<Rc<LinuxRuntime<LocalNodeServices>>, Problem> {
+    fn runtime(&self) -> Result<PodRuntime, Problem> {
         match &*self.stage.borrow() {
             Stage::Running(_, _, runtime) => Ok(runtime.clone()),
-            Stage::Pending(_) | Stage::Failed => Err(Problem {
-                reason: "NotFound".to_owned(),
-                message: "the pod does not run".to_owned(),
-            }),
+            Stage::Pending(_) | Stage::Failed => Err(Problem::not_found("the pod does not run")),
         }
     }
 
@@ -182,62 +175,79 @@ impl SandboxPod {
                 failure: Some(problem),
             });
         });
-        let (mut lifecycle_state, state) = (lifecycle.state(), self.state.clone());
-        let host = self.host.clone();
-        tokio::task::spawn_local(async move {
-            loop {
-                let now = lifecycle_state.borrow_and_update().clone();
-                state.send_replace(PodState {
-                    host: host.clone(),
-                    ..now
-                });
-                if lifecycle_state.changed().await.is_err() {
-                    return;
-                }
-            }
-        });
+        tokio::task::spawn_local(publish_states(
+            lifecycle.state(),
+            self.host.clone(),
+            self.state.clone(),
+        ));
         let checkpoints = save_checkpoints(Arc::clone(&self.checkpoint), lifecycle.state());
         tokio::task::spawn_local(checkpoints);
-        let watched_runtime = runtime.clone();
-        tokio::task::spawn_local(async move {
-            watched_runtime.inner_died().await;
-            // The kubelet notices the exit and starts another sandbox, which continues by the pod's restart policy.
-            tracing::error!("the pod's inner process was killed");
-            // In the host's pid namespace, the inner process's children survive it.
-            let _ = linux::process::kill_descendants(Duration::from_secs(2));
-            std::process::exit(1);
+        tokio::task::spawn_local(exit_after_inner_died(runtime.clone()));
+        tokio::task::spawn_local(exit_after_network_lost(runtime.clone(), lifecycle.clone()));
+        let (bundles, received) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(apply_bundles(received, runtime.clone(), lifecycle.clone()));
+        Ok(Stage::Running(lifecycle, bundles, runtime))
+    }
+}
+
+/// Copies the states of the lifecycle, which starts after clients may have subscribed, and adds the facts of the host.
+async fn publish_states(
+    mut lifecycle: watch::Receiver<PodState>,
+    host: HostFacts,
+    state: watch::Sender<PodState>,
+) {
+    loop {
+        let now = lifecycle.borrow_and_update().clone();
+        state.send_replace(PodState {
+            host: host.clone(),
+            ..now
         });
-        let (detached_runtime, abandoned) = (runtime.clone(), lifecycle.clone());
-        tokio::task::spawn_local(async move {
-            detached_runtime.network_lost().await;
-            // The kubelet starts another sandbox, as above.
-            if abandoned.abandon().await {
-                tracing::error!("the sandbox exits: the pod has lost its network");
-                let _ = linux::process::kill_descendants(Duration::from_secs(2));
-                std::process::exit(1);
+        if lifecycle.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Exits when the inner process dies. The kubelet notices the exit and starts another sandbox, which continues by the pod's restart
+/// policy.
+async fn exit_after_inner_died(runtime: PodRuntime) {
+    runtime.inner_died().await;
+    tracing::error!("the pod's inner process was killed");
+    // In the host's pid namespace, the inner process's children survive it.
+    let _ = linux::process::kill_descendants(Duration::from_secs(2));
+    std::process::exit(1);
+}
+
+/// Exits when the pod has lost its network, as after the death of the inner process.
+async fn exit_after_network_lost(runtime: PodRuntime, lifecycle: LifecycleHandle) {
+    runtime.network_lost().await;
+    if lifecycle.abandon().await {
+        tracing::error!("the sandbox exits: the pod has lost its network");
+        let _ = linux::process::kill_descendants(Duration::from_secs(2));
+        std::process::exit(1);
+    }
+}
+
+/// Applies bundles in order: updating volumes takes a while, and the newest bundle must win.
+async fn apply_bundles(
+    mut received: mpsc::UnboundedReceiver<Bundle>,
+    runtime: PodRuntime,
+    lifecycle: LifecycleHandle,
+) {
+    let mut retry = None;
+    loop {
+        let next = received.recv();
+        let next = match retry.take() {
+            None => next.await,
+            Some(same) => {
+                let next = tokio::time::timeout(RETRY_INTERVAL, next).await;
+                next.unwrap_or(Some(same))
             }
-        });
-        // Bundles are applied in order: updating volumes takes a while, and the newest bundle must win.
-        let (bundles, mut bundle_receiver) = mpsc::unbounded_channel::<Bundle>();
-        let (updated, running_runtime) = (lifecycle.clone(), runtime.clone());
-        tokio::task::spawn_local(async move {
-            let mut retry = None;
-            loop {
-                let next = bundle_receiver.recv();
-                let next = match retry.take() {
-                    None => next.await,
-                    Some(same) => {
-                        let next = tokio::time::timeout(RETRY_INTERVAL, next).await;
-                        next.unwrap_or(Some(same))
-                    }
-                };
-                let Some(bundle) = next else { return };
-                let (applied, is_complete) = runtime.put_bundle(bundle.clone()).await;
-                updated.put_bundle(applied);
-                retry = (!is_complete).then_some(bundle);
-            }
-        });
-        Ok(Stage::Running(lifecycle, bundles, running_runtime))
+        };
+        let Some(bundle) = next else { return };
+        let (applied, is_complete) = runtime.put_bundle(bundle.clone()).await;
+        lifecycle.put_bundle(applied);
+        retry = (!is_complete).then_some(bundle);
     }
 }
 

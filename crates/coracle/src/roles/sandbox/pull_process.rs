@@ -3,7 +3,7 @@
 //! A fork server of the sandbox forks it. The request is one line of JSON; progress and the result are lines of JSON.
 
 use std::io::{self, BufRead, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::Context;
 use images::protocol::{PullCommand, PullOutput};
@@ -51,7 +51,7 @@ impl<W: Write> PullOutputLines<W> {
     fn write(&self, line: &PullOutput) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        let mut output = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = self.0.lock().unwrap();
         output.write_all(&text)?;
         output.flush()
     }

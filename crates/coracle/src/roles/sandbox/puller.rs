@@ -22,12 +22,11 @@ use std::time::Duration;
 
 use linux::clone::{CloneResult, NewNamespaces};
 use linux::packet;
+use linux::packet_connection::PacketConnection;
 use linux::signal::ChildExitFd;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
-use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
 use super::pull_process;
@@ -250,7 +249,10 @@ impl ForkServers {
 
     /// Waits until a server has died, and returns its index.
     async fn next_dead(&self) -> usize {
-        let deaths = self.0.iter().map(|server| Box::pin(server.died()));
+        let deaths = self
+            .0
+            .iter()
+            .map(|server| Box::pin(server.connection.wait_for_close()));
         futures::future::select_all(deaths).await.1
     }
 
@@ -259,7 +261,7 @@ impl ForkServers {
         tracing::warn!("a fork server for image pulls died");
         let ForkServerConnection { process, .. } = self.0.remove(index);
         tokio::task::spawn_local(async move {
-            let exited = process.try_clone().map(crate::process_exited);
+            let exited = process.try_clone().map(linux::async_fd::process_exited);
             if let Ok(exited) = exited {
                 let _ = exited.await;
             }
@@ -271,16 +273,14 @@ impl ForkServers {
 
 /// The connection to a fork server.
 struct ForkServerConnection {
-    socket: UnixStream,
+    connection: PacketConnection,
     process: OwnedFd,
 }
 
 impl ForkServerConnection {
     fn new(server: ForkServer) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&server.socket, true)?;
         Ok(Self {
-            // Used only for readiness: the socket is SOCK_SEQPACKET and is never read as a stream.
-            socket: UnixStream::from_std(server.socket.into())?,
+            connection: PacketConnection::new(server.socket)?,
             process: server.process,
         })
     }
@@ -291,15 +291,8 @@ impl ForkServerConnection {
         request: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<Option<OwnedFd>> {
-        let send = || packet::send(&self.socket, 0, request, descriptors);
-        let sent = self.socket.async_io(Interest::WRITABLE, send).await;
-        let response = match sent {
-            Ok(()) => self.receive().await,
-            Err(error) => Err(error),
-        };
-        let response = match response {
-            Ok(Some(response)) => response,
-            Ok(None) => return Ok(None),
+        let response = match self.connection.request(request, descriptors).await {
+            Ok(response) => response,
             Err(error) if is_hang_up(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -310,16 +303,6 @@ impl ForkServerConnection {
                 String::from_utf8_lossy(&response.text).into_owned(),
             )),
         }
-    }
-
-    async fn receive(&self) -> io::Result<Option<packet::Packet>> {
-        let receive = || packet::receive(&self.socket);
-        self.socket.async_io(Interest::READABLE, receive).await
-    }
-
-    /// Returns when the server has died. It sends nothing without a request.
-    async fn died(&self) {
-        while let Ok(Some(_)) = self.receive().await {}
     }
 }
 
@@ -340,15 +323,13 @@ impl Drop for PullProcess {
 }
 
 fn pipe_to() -> io::Result<(Sender, OwnedFd)> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&write, true)?;
-    Ok((Sender::from_owned_fd(write)?, read))
+    let (ours, theirs) = pipe::pipe()?;
+    Ok((ours, theirs.into_blocking_fd()?))
 }
 
 fn pipe_from() -> io::Result<(Receiver, OwnedFd)> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&read, true)?;
-    Ok((Receiver::from_owned_fd(read)?, write))
+    let (theirs, ours) = pipe::pipe()?;
+    Ok((ours, theirs.into_blocking_fd()?))
 }
 
 #[cfg(test)]
@@ -359,18 +340,15 @@ mod tests {
     use super::*;
 
     /// The other end of a fork server's socket, served by the test.
-    struct FakeForkServer(UnixStream);
+    struct FakeForkServer(PacketConnection);
 
     impl FakeForkServer {
         fn new(socket: OwnedFd) -> Self {
-            rustix::io::ioctl_fionbio(&socket, true).unwrap();
-            Self(UnixStream::from_std(socket.into()).unwrap())
+            Self(PacketConnection::new(socket).unwrap())
         }
 
         async fn expect_request(&self, request: &[u8]) -> Vec<OwnedFd> {
-            let receive = || packet::receive(&self.0);
-            let message = self.0.async_io(Interest::READABLE, receive).await;
-            let message = message.unwrap().unwrap();
+            let message = self.0.receive().await.unwrap().unwrap();
             assert_eq!(
                 message.text.escape_ascii().to_string(),
                 request.escape_ascii().to_string()
@@ -379,8 +357,9 @@ mod tests {
         }
 
         /// Responds with a descriptor of `process`.
-        fn respond(&self, process: &Child) {
-            packet::send(&self.0, 0, &[], &[descriptor(process).as_fd()]).unwrap();
+        async fn respond(&self, process: &Child) {
+            let process = descriptor(process);
+            self.0.send(0, &[], &[process.as_fd()]).await.unwrap();
         }
     }
 
@@ -424,9 +403,9 @@ mod tests {
             let (mut unwanted, mut wanted) = (idle_process(), idle_process());
             let responses = async {
                 servers[0].expect_request(REQUEST_PULL).await;
-                servers[0].respond(&unwanted);
+                servers[0].respond(&unwanted).await;
                 servers[0].expect_request(REQUEST_PULL).await;
-                servers[0].respond(&wanted);
+                servers[0].respond(&wanted).await;
             };
             let (pull, ()) = tokio::join!(puller.start(), responses);
             unwanted.wait().await.unwrap();
@@ -446,11 +425,11 @@ mod tests {
             for _ in 0..3 {
                 servers.remove(0);
                 let mut socket = servers[0].expect_request(REQUEST_SERVER).await;
-                servers[0].respond(&process);
+                servers[0].respond(&process).await;
                 servers.push(FakeForkServer::new(socket.remove(0)));
                 let response = async {
                     assert_eq!(servers[0].expect_request(REQUEST_PULL).await.len(), 2);
-                    servers[0].respond(&idle_process());
+                    servers[0].respond(&idle_process()).await;
                 };
                 let (pull, ()) = tokio::join!(puller.start(), response);
                 pull.unwrap();
@@ -468,14 +447,14 @@ mod tests {
             let (puller, servers) = puller();
             let response = async {
                 servers[0].expect_request(REQUEST_PULL).await;
-                packet::send(&servers[0].0, 0, b"no more processes", &[]).unwrap();
+                servers[0].0.try_send(0, b"no more processes").unwrap();
             };
             let (pull, ()) = tokio::join!(puller.start(), response);
             let error = pull.map(drop).unwrap_err();
             assert_eq!(error.to_string(), "no more processes");
             let response = async {
                 servers[0].expect_request(REQUEST_PULL).await;
-                servers[0].respond(&idle_process());
+                servers[0].respond(&idle_process()).await;
             };
             let (pull, ()) = tokio::join!(puller.start(), response);
             pull.unwrap();

@@ -15,9 +15,10 @@ use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, ContainerPort, Pod, PodSpec, Taint, Toleration,
 };
 use pod_protocol::Problem;
+use pod_protocol::restart::is_sidecar;
 
 pub(crate) use self::resources::{pod_resources, requested};
-use super::spec::{init_containers, is_critical, is_sidecar, launcher_annotation};
+use super::spec::{init_containers, is_critical, launcher_annotation};
 use super::{LAUNCHER_ANNOTATION, LauncherKind};
 use crate::{NodeCapacity, Pressures};
 

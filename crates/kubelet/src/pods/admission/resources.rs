@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use pod_protocol::restart::is_sidecar;
 use quantity::Amount;
 
 use super::{AdmissionContext, PodRejection, RejectionReason};
 use crate::pods::PodResources;
-use crate::pods::spec::{init_containers, is_sidecar};
+use crate::pods::spec::init_containers;
 
 /// Amounts by resource: CPUs in thousandths, all others in units, as in upstream.
 type Amounts = BTreeMap<String, i64>;

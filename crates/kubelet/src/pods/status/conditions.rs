@@ -3,9 +3,10 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use pod_protocol::restart::{is_sidecar, may_restart_all};
 
 use super::phase::{any_started, find_status, is_restarting_all};
-use crate::pods::spec::{PodPhase, RestartRuleAction, init_containers, is_sidecar};
+use crate::pods::spec::{PodPhase, init_containers};
 
 /// A condition's value: `Ok` is "True", with a reason; `Err` is "False", with reason and message.
 type ConditionResult = Result<Option<&'static str>, (&'static str, String)>;
@@ -83,11 +84,8 @@ fn all_containers_restarting(
     Option<String>,
 )> {
     let spec = inputs.spec;
-    let mut rules = init_containers(spec)
-        .iter()
-        .chain(&spec.containers)
-        .flat_map(|container| container.restart_policy_rules.iter().flatten());
-    if !rules.any(|rule| RestartRuleAction::of(rule) == RestartRuleAction::RestartAllContainers) {
+    let mut containers = init_containers(spec).iter().chain(&spec.containers);
+    if !containers.any(may_restart_all) {
         return None;
     }
     let (status, reason, message) = match inputs.phase {

@@ -4,9 +4,10 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
     EphemeralContainer, PodSpec, VolumeMountStatus,
 };
+use pod_protocol::restart::is_sidecar;
 
 use super::phase::{find_status, last_termination};
-use crate::pods::spec::{init_containers, is_sidecar, restarts};
+use crate::pods::spec::{init_containers, restarts};
 
 /// The exit code of a container whose termination was not observed, as in upstream.
 const UNKNOWN_EXIT_CODE: i32 = 137;

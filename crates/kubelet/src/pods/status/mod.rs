@@ -10,7 +10,9 @@ mod phase;
 #[cfg(test)]
 mod tests;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use pod_protocol::{PodState, Problem};
@@ -53,36 +55,7 @@ pub(crate) fn pod_status(inputs: &StatusInputs, now: Timestamp) -> PodStatus {
     let default_spec = Default::default();
     let spec = pod.spec.as_ref().unwrap_or(&default_spec);
 
-    let init = merge_statuses(
-        spec,
-        ContainerKind::Init,
-        init_containers(spec),
-        state.map(|state| &state.init_containers[..]),
-        previous
-            .init_container_statuses
-            .as_deref()
-            .unwrap_or_default(),
-    );
-    let regular = merge_statuses(
-        spec,
-        ContainerKind::Regular,
-        &spec.containers,
-        state.map(|state| &state.containers[..]),
-        previous.container_statuses.as_deref().unwrap_or_default(),
-    );
-    let ephemeral = merge_statuses(
-        spec,
-        ContainerKind::Ephemeral,
-        &as_containers(spec.ephemeral_containers.as_deref().unwrap_or_default()),
-        state.map(|state| &state.ephemeral_containers[..]),
-        previous
-            .ephemeral_container_statuses
-            .as_deref()
-            .unwrap_or_default(),
-    );
-
-    let [init, regular, ephemeral] = truncate_messages([init, regular, ephemeral]);
-
+    let [init, regular, ephemeral] = container_statuses(spec, state, previous);
     let finished = state.is_some_and(|state| state.finished);
     let failure = state.and_then(|state| state.failure.as_ref());
     let previous_phase = PodPhase::of(Some(previous));
@@ -145,6 +118,43 @@ pub(crate) fn pod_status(inputs: &StatusInputs, now: Timestamp) -> PodStatus {
         ephemeral_container_statuses: non_empty(ephemeral),
         ..Default::default()
     }
+}
+
+/// The statuses of init, regular and ephemeral containers.
+fn container_statuses(
+    spec: &PodSpec,
+    state: Option<&PodState>,
+    previous: &PodStatus,
+) -> [Vec<ContainerStatus>; 3] {
+    let init = merge_statuses(
+        spec,
+        ContainerKind::Init,
+        init_containers(spec),
+        state.map(|state| &state.init_containers[..]),
+        previous
+            .init_container_statuses
+            .as_deref()
+            .unwrap_or_default(),
+    );
+    let regular = merge_statuses(
+        spec,
+        ContainerKind::Regular,
+        &spec.containers,
+        state.map(|state| &state.containers[..]),
+        previous.container_statuses.as_deref().unwrap_or_default(),
+    );
+    let ephemeral = merge_statuses(
+        spec,
+        ContainerKind::Ephemeral,
+        &as_containers(spec.ephemeral_containers.as_deref().unwrap_or_default()),
+        state.map(|state| &state.ephemeral_containers[..]),
+        previous
+            .ephemeral_container_statuses
+            .as_deref()
+            .unwrap_or_default(),
+    );
+
+    truncate_messages([init, regular, ephemeral])
 }
 
 /// Whether a pod is restarted after its sandbox was lost, by its containers' restart policies.

@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodSpec,
 };
+use pod_protocol::restart::{RESTARTING_ALL_CONTAINERS, is_sidecar, restarts_all};
 
-use crate::pods::spec::{PodPhase, init_containers, is_sidecar, restarts, restarts_all};
+use crate::pods::spec::{PodPhase, init_containers, restarts};
 
 /// How far a container has come.
 enum Progress<'a> {
@@ -35,77 +36,116 @@ pub(super) fn phase(
         )
     });
 
-    let mut init_pending = 0;
-    for container in init_containers(spec).iter().filter(|c| !is_sidecar(c)) {
-        match progress(find_status(init, &container.name)) {
-            Progress::Unknown | Progress::Waiting | Progress::Running => init_pending += 1,
-            Progress::Terminated(end) | Progress::Restarting(end) if end.exit_code != 0 => {
-                if terminating || !restarts(container, end.exit_code) {
-                    return PodPhase::Failed;
-                }
-                // It runs again, or will: the pod is not initialized.
-                init_pending += 1;
-            }
-            Progress::Terminated(_) | Progress::Restarting(_) => {}
-        }
-    }
-
-    let (mut unknown, mut running, mut waiting) = (0, 0, 0);
-    let mut sidecars_pending = 0;
-    for container in init_containers(spec).iter().filter(|c| is_sidecar(c)) {
-        let status = find_status(init, &container.name);
-        match progress(status) {
-            Progress::Unknown => unknown += 1,
-            Progress::Waiting => {
-                sidecars_pending += 1;
-                waiting += 1;
-            }
-            Progress::Running => {
-                if status.and_then(|status| status.started) != Some(true) {
-                    sidecars_pending += 1;
-                }
-                running += 1;
-            }
-            // A terminated sidecar does not count.
-            Progress::Terminated(_) | Progress::Restarting(_) => {}
-        }
-    }
-
-    let (mut stopped, mut stay_stopped, mut succeeded) = (0, 0, 0);
-    for container in &spec.containers {
-        match progress(find_status(regular, &container.name)) {
-            Progress::Unknown => unknown += 1,
-            Progress::Waiting => waiting += 1,
-            Progress::Running => running += 1,
-            Progress::Terminated(end) => {
-                stopped += 1;
-                succeeded += usize::from(end.exit_code == 0);
-                stay_stopped += usize::from(!restarts(container, end.exit_code));
-            }
-            Progress::Restarting(end) => {
-                stopped += 1;
-                stay_stopped += usize::from(!restarts(container, end.exit_code));
-            }
-        }
-    }
-
+    let restarts_init = |container: &Container, code| !terminating && restarts(container, code);
+    let Some(init_pending) = pending_init_containers(spec, init, restarts_init) else {
+        return PodPhase::Failed;
+    };
+    let mut counts = ProgressCounts::default();
+    counts.add_sidecars(spec, init);
+    counts.add_containers(spec, regular, restarts);
     // A pod that has run does not become Pending again because a sidecar restarts.
-    let initializing = init_pending > 0 || (sidecars_pending > 0 && !started);
-    if initializing || waiting > 0 {
+    let initializing = init_pending > 0 || (counts.sidecars_pending > 0 && !started);
+    if initializing || counts.waiting > 0 {
         return PodPhase::Pending;
     }
-    match (running > 0, stopped > 0, unknown) {
+    match (counts.running > 0, counts.stopped > 0, counts.unknown) {
         (true, _, 0) => PodPhase::Running,
         (false, true, 0) => {
-            if !terminating && stopped != stay_stopped {
+            if !terminating && counts.stopped != counts.stay_stopped {
                 PodPhase::Running
-            } else if stopped == succeeded {
+            } else if counts.stopped == counts.succeeded {
                 PodPhase::Succeeded
             } else {
                 PodPhase::Failed
             }
         }
         _ => PodPhase::Pending,
+    }
+}
+
+/// The number of init containers that have not succeeded yet; `None` if one has failed for good.
+fn pending_init_containers(
+    spec: &PodSpec,
+    statuses: &[ContainerStatus],
+    restarts: impl Fn(&Container, i32) -> bool,
+) -> Option<usize> {
+    let mut pending = 0;
+    for container in init_containers(spec).iter().filter(|c| !is_sidecar(c)) {
+        match progress(find_status(statuses, &container.name)) {
+            Progress::Unknown | Progress::Waiting | Progress::Running => pending += 1,
+            Progress::Terminated(end) | Progress::Restarting(end) if end.exit_code != 0 => {
+                if !restarts(container, end.exit_code) {
+                    return None;
+                }
+                // It runs again, or will: the pod is not initialized.
+                pending += 1;
+            }
+            Progress::Terminated(_) | Progress::Restarting(_) => {}
+        }
+    }
+    Some(pending)
+}
+
+/// Numbers of sidecars and containers.
+#[derive(Default)]
+struct ProgressCounts {
+    unknown: usize,
+    waiting: usize,
+    running: usize,
+    /// Sidecars that have not started.
+    sidecars_pending: usize,
+    /// Containers that have terminated.
+    stopped: usize,
+    /// Of these, containers that are not restarted.
+    stay_stopped: usize,
+    /// Containers that have terminated with exit code 0 and do not wait for a restart.
+    succeeded: usize,
+}
+
+impl ProgressCounts {
+    fn add_sidecars(&mut self, spec: &PodSpec, statuses: &[ContainerStatus]) {
+        for container in init_containers(spec).iter().filter(|c| is_sidecar(c)) {
+            let status = find_status(statuses, &container.name);
+            match progress(status) {
+                Progress::Unknown => self.unknown += 1,
+                Progress::Waiting => {
+                    self.sidecars_pending += 1;
+                    self.waiting += 1;
+                }
+                Progress::Running => {
+                    if status.and_then(|status| status.started) != Some(true) {
+                        self.sidecars_pending += 1;
+                    }
+                    self.running += 1;
+                }
+                // A terminated sidecar does not count.
+                Progress::Terminated(_) | Progress::Restarting(_) => {}
+            }
+        }
+    }
+
+    fn add_containers(
+        &mut self,
+        spec: &PodSpec,
+        statuses: &[ContainerStatus],
+        restarts: impl Fn(&Container, i32) -> bool,
+    ) {
+        for container in &spec.containers {
+            match progress(find_status(statuses, &container.name)) {
+                Progress::Unknown => self.unknown += 1,
+                Progress::Waiting => self.waiting += 1,
+                Progress::Running => self.running += 1,
+                Progress::Terminated(end) => {
+                    self.stopped += 1;
+                    self.succeeded += usize::from(end.exit_code == 0);
+                    self.stay_stopped += usize::from(!restarts(container, end.exit_code));
+                }
+                Progress::Restarting(end) => {
+                    self.stopped += 1;
+                    self.stay_stopped += usize::from(!restarts(container, end.exit_code));
+                }
+            }
+        }
     }
 }
 
@@ -125,7 +165,7 @@ pub(super) fn is_restarting_all(
             .state
             .as_ref()
             .and_then(|state| state.waiting.as_ref())
-            .is_some_and(|waiting| waiting.reason.as_deref() == Some("RestartingAllContainers"));
+            .is_some_and(|waiting| waiting.reason.as_deref() == Some(RESTARTING_ALL_CONTAINERS));
         let triggers = matches!(progress(Some(status)), Progress::Terminated(end) if restarts_all(container, end.exit_code));
         waits || triggers
     })

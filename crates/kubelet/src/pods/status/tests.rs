@@ -533,10 +533,7 @@ fn termination_messages_are_truncated_to_equal_shares() {
 fn reason_stays_with_terminal_phase() {
     let pod = one_container("Never");
     let failed = PodState {
-        failure: Some(Problem {
-            reason: "DeadlineExceeded".to_owned(),
-            message: "why".to_owned(),
-        }),
+        failure: Some(Problem::new("DeadlineExceeded", "why")),
         ..finished(state(vec![terminated("a", 137)]))
     };
     let first = status(&pod, &failed);
@@ -651,10 +648,7 @@ fn patch_replaces_addresses_and_reasons_and_has_uid() {
 
 #[test]
 fn rejected_pod_has_reason() {
-    let problem = Problem {
-        reason: "OutOfpods".to_owned(),
-        message: "full".to_owned(),
-    };
+    let problem = Problem::new("OutOfpods", "full");
     let status = rejected_status(&one_container("Always"), &problem, now());
     assert_eq!(summary(&status), "Failed OutOfpods Pod was rejected: full");
 }
@@ -680,7 +674,7 @@ fn resize_condition_stays_until_resize_is_done() {
             state: Some(&state),
             previous: &PodStatus::default(),
             terminating: false,
-                pending_resize: resize,
+            pending_resize: resize,
         };
         let status = pod_status(&inputs, Timestamp::UNIX_EPOCH);
         let conditions = status.conditions.unwrap().into_iter();
@@ -691,10 +685,7 @@ fn resize_condition_stays_until_resize_is_done() {
     };
     assert_eq!(resize_conditions("2", None), Vec::<String>::new());
     assert_eq!(resize_conditions("1", None), ["PodResizeInProgress None"]);
-    let problem = Problem {
-        reason: "Deferred".to_owned(),
-        message: "in use".to_owned(),
-    };
+    let problem = Problem::new("Deferred", "in use");
     assert_eq!(
         resize_conditions("1", Some(&problem)),
         ["PodResizePending Some(\"Deferred\")"]

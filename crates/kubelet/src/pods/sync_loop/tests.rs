@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
 
 use super::*;
-use crate::pods::fake::Fixture;
+use crate::pods::fake::{FakeSandbox, Fixture};
 
 fn pod() -> Value {
     json!({
@@ -40,15 +40,21 @@ fn start(fixture: &mut Fixture, uid: &'static str) -> (oneshot::Sender<Instant>,
     (shutdown, tokio::task::spawn_local(sync_loop))
 }
 
+/// The first sandbox, once it has its bundle.
+async fn started_sandbox(fixture: &Fixture) -> Arc<FakeSandbox> {
+    let sandbox = fixture.sandbox(0).await;
+    fixture
+        .wait_for(|_| sandbox.bundles.lock().unwrap().first().cloned())
+        .await;
+    sandbox
+}
+
 #[test]
 fn listed_pod_gets_sandbox_and_bundle() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod());
         let _sync_loop = start(&mut fixture, "u");
-        let sandbox = fixture.sandbox(0).await;
-        fixture
-            .wait_for(|_| sandbox.bundles.lock().unwrap().first().cloned())
-            .await;
+        started_sandbox(&fixture).await;
     });
 }
 
@@ -92,10 +98,7 @@ fn shutdown_waits_for_pods_until_deadline() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod());
         let (shutdown, sync_loop) = start(&mut fixture, "u");
-        let sandbox = fixture.sandbox(0).await;
-        fixture
-            .wait_for(|_| sandbox.bundles.lock().unwrap().first().cloned())
-            .await;
+        let sandbox = started_sandbox(&fixture).await;
         let start = Instant::now();
         shutdown.send(start + Duration::from_secs(10)).unwrap();
         let stop = fixture
@@ -113,10 +116,7 @@ fn shutdown_ends_when_pods_have_ended() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod());
         let (shutdown, sync_loop) = start(&mut fixture, "u");
-        let sandbox = fixture.sandbox(0).await;
-        fixture
-            .wait_for(|_| sandbox.bundles.lock().unwrap().first().cloned())
-            .await;
+        let sandbox = started_sandbox(&fixture).await;
         let start = Instant::now();
         shutdown.send(start + Duration::from_secs(10)).unwrap();
         let stop = fixture

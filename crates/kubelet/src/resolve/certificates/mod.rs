@@ -15,7 +15,7 @@ mod state;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use k8s_openapi::api::core::v1::{Pod, PodCertificateProjection};
 use kube::Client;
@@ -28,7 +28,6 @@ use self::renewal::{CertificateRenewal, CertificateSpec};
 use self::request_watch::RequestWatch;
 pub(super) use self::state::CertificateState;
 use super::{FIRST_SYNC_TIMEOUT, references};
-use crate::mutex::lock;
 
 /// The certificates of a pod.
 #[derive(Default)]
@@ -131,7 +130,7 @@ impl CertificateManager {
             .spec
             .as_ref()
             .and_then(|spec| spec.service_account_name.clone());
-        let mut certificates = self.lock();
+        let mut certificates = self.certificates.lock().unwrap();
         let managed = certificates
             .entry((uid.clone(), source.volume.to_owned(), source.index))
             .or_insert_with(|| {
@@ -162,10 +161,9 @@ impl CertificateManager {
 
     /// Drops the certificates and keys of a pod.
     pub(super) fn forget(&self, uid: &str) {
-        self.lock().retain(|(of, _, _), _| of != uid);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<CertificateKey, ManagedCertificate>> {
-        lock(&self.certificates)
+        self.certificates
+            .lock()
+            .unwrap()
+            .retain(|(of, _, _), _| of != uid);
     }
 }

@@ -1,10 +1,13 @@
 //! Carries out the actions of a plan.
 
+use pod_protocol::Problem;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::back_off::go_duration;
-use super::super::container_record::{ContainerRun, ContainerType, KillOrder, RunStage};
+use super::super::container_record::{
+    ContainerRun, ContainerType, KillOrder, RunStage, WaitingState,
+};
 use super::super::container_run::{self, RunReporter, RunSpec};
 use super::super::event_log::EventType;
 use super::super::hooks::HookPod;
@@ -12,7 +15,6 @@ use super::super::plan::PlanAction;
 use super::{LifecycleDriver, RunHandles};
 use crate::container_runtime::ContainerRuntime;
 use crate::probe::worker::ProbeKind;
-use pod_protocol::Problem;
 
 impl<R: ContainerRuntime> LifecycleDriver<R> {
     pub(super) fn carry_out(&mut self, action: PlanAction) {
@@ -98,10 +100,9 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
         let record = &mut self.records[index];
         let name = record.name().to_owned();
         let delay = go_duration(record.back_off.delay());
-        record.waiting = Some(Problem {
-            reason: "CrashLoopBackOff".to_owned(),
-            message: format!("back-off {delay} restarting failed container={name} pod={pod}"),
-        });
+        record.waiting = Some(WaitingState::CrashLoopBackOff(format!(
+            "back-off {delay} restarting failed container={name} pod={pod}"
+        )));
         let path = record.field_path();
         self.events.record(
             Some(path),
@@ -119,10 +120,10 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
         };
         failure.back_off_shown = true;
         let message = format!("Back-off pulling image {:?}", failure.image);
-        record.waiting = Some(Problem {
-            reason: "ImagePullBackOff".to_owned(),
-            message: format!("{message}: {}", failure.message),
-        });
+        record.waiting = Some(WaitingState::Problem(Problem::new(
+            "ImagePullBackOff",
+            format!("{message}: {}", failure.message),
+        )));
         self.events
             .record(Some(path.clone()), EventType::Normal, "BackOff", message);
         self.events.record(

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
+use pod_protocol::restart::{RestartPolicy, is_sidecar};
+use pod_protocol::{Bundle, Problem};
 use tokio::time::Instant;
 
 use super::super::clock::{instant_of, seconds};
-use super::super::container_record::{ContainerRecord, ContainerType, as_container};
+use super::super::container_record::{ContainerRecord, ContainerType, WaitingState, as_container};
 use super::super::event_log::EventType;
-use super::super::restart::{RestartPolicy, is_sidecar};
 use super::LifecycleDriver;
 use super::setup::SetupState;
 use crate::container_runtime::ContainerRuntime;
-use pod_protocol::{Bundle, Problem};
 
 impl<R: ContainerRuntime> LifecycleDriver<R> {
     pub(super) fn apply_bundle(&mut self, bundle: Bundle) {
@@ -58,7 +58,7 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
                 .and_then(|input| input.problem.clone());
             if record.waits_for_bundle {
                 record.waits_for_bundle = problem.is_some();
-                record.waiting = problem.or(record.waiting.take());
+                record.waiting = problem.map(WaitingState::Problem).or(record.waiting.take());
             }
         }
     }

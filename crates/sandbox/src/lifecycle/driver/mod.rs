@@ -11,6 +11,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
+use pod_protocol::restart::RestartPolicy;
+use pod_protocol::{Bundle, HostFacts, PodState, Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -20,11 +22,9 @@ use super::clock::seconds;
 use super::container_record::{ContainerRecord, ContainerType, KillOrder};
 use super::event_log::EventLog;
 use super::plan::{PlanAction, PlanInput, plan};
-use super::restart::RestartPolicy;
 use super::status::{self, StatusContext};
 use crate::container_runtime::{ContainerRuntime, PodNetwork};
 use crate::probe::worker::ProbeKind;
-use pod_protocol::{Bundle, HostFacts, PodState, Problem, Stop};
 use setup::SetupState;
 
 /// Bound on consecutive plans without a message in between. It guards against an endless loop and is never reached.

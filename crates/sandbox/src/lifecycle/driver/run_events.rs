@@ -5,11 +5,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use tokio::time::Instant;
 
-use super::super::container_record::{KillOrder, PullFailure, RunStage, TerminatedRun};
+use super::super::container_record::{
+    KillOrder, PullFailure, RunStage, TerminatedRun, WaitingState,
+};
 use super::super::container_run::RunEvent;
 use super::LifecycleDriver;
-use crate::container_runtime::ContainerRuntime;
-use pod_protocol::Problem;
+use crate::container_runtime::{ContainerRuntime, ImageProblem, ImageProblemReason};
 
 /// Retry interval after a container could not be created.
 const CREATE_RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -51,10 +52,7 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
                 self.start_probing(index);
             }
             RunEvent::PostStartFailed(message) => {
-                record.waiting = Some(Problem {
-                    reason: "PostStartHookError".to_owned(),
-                    message,
-                });
+                record.waiting = Some(WaitingState::PostStartHookError(message));
                 let order = KillOrder {
                     deadline: now + grace_period,
                     may_signal: true,
@@ -63,24 +61,7 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
                 self.kill(index, order, "FailedPostStartHook".to_owned());
             }
             RunEvent::ImageFailed { image, problem } => {
-                self.remove_run(index);
-                let record = &mut self.records[index];
-                if matches!(
-                    problem.reason.as_str(),
-                    "InvalidImageName" | "ErrImageNeverPull" | "ImageInspectError"
-                ) {
-                    record.retry_at = Some(now + CREATE_RETRY_INTERVAL);
-                } else {
-                    record.pull_back_off.record_attempt(now, now);
-                    record.retry_at = record.pull_back_off.retry_at(now);
-                    record.pull_failure = Some(PullFailure {
-                        image,
-                        message: format!("{}: {}", problem.reason, problem.message),
-                        at: now,
-                        back_off_shown: false,
-                    });
-                }
-                record.waiting = Some(problem);
+                self.apply_image_failure(index, image, problem, now);
             }
             RunEvent::CreateFailed(problem) => {
                 self.remove_run(index);
@@ -93,11 +74,41 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
                 record.retry_at =
                     Some(now + CREATE_RETRY_INTERVAL).filter(|_| !record.waits_for_bundle);
                 record.pull_failure = None;
-                record.waiting = Some(problem);
+                record.waiting = Some(WaitingState::Problem(problem));
             }
             RunEvent::Cancelled => self.remove_run(index),
             RunEvent::Terminated(state) => self.apply_termination(index, state, now),
         }
+    }
+
+    fn apply_image_failure(
+        &mut self,
+        index: usize,
+        image: String,
+        problem: ImageProblem,
+        now: Instant,
+    ) {
+        self.remove_run(index);
+        let record = &mut self.records[index];
+        let ImageProblem { reason, message } = &problem;
+        if matches!(
+            reason,
+            ImageProblemReason::InvalidImageName
+                | ImageProblemReason::ErrImageNeverPull
+                | ImageProblemReason::ImageInspectError
+        ) {
+            record.retry_at = Some(now + CREATE_RETRY_INTERVAL);
+        } else {
+            record.pull_back_off.record_attempt(now, now);
+            record.retry_at = record.pull_back_off.retry_at(now);
+            record.pull_failure = Some(PullFailure {
+                image,
+                message: format!("{}: {message}", reason.as_str()),
+                at: now,
+                back_off_shown: false,
+            });
+        }
+        record.waiting = Some(WaitingState::Problem(problem.into()));
     }
 
     fn apply_termination(&mut self, index: usize, state: ContainerStateTerminated, now: Instant) {
@@ -110,11 +121,7 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
         if !record.is_running() {
             record.show_current_run();
         }
-        let hook_failed = record
-            .waiting
-            .as_ref()
-            .is_some_and(|waiting| waiting.reason == "PostStartHookError");
-        if !hook_failed {
+        if !matches!(record.waiting, Some(WaitingState::PostStartHookError(_))) {
             record.waiting = None;
         }
         record.last_run = Some(TerminatedRun {

@@ -88,19 +88,9 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
                 self.setup = SetupState::Done;
             }
             Err(problem) => {
-                let has_own_reason = matches!(
-                    problem.reason.as_str(),
-                    "FailedMount" | "FailedAttachVolume" | "FailedMapVolume" | "NetworkNotReady"
-                );
-                if has_own_reason {
-                    let (reason, message) = (problem.reason, problem.message);
-                    self.events
-                        .record(None, EventType::Warning, &reason, message);
-                } else {
-                    let message = format!("Failed to create pod sandbox: {}", problem.message);
-                    self.events
-                        .record(None, EventType::Warning, "FailedCreatePodSandBox", message);
-                }
+                let Problem { reason, message } = problem;
+                self.events
+                    .record(None, EventType::Warning, &reason, message);
                 self.setup = SetupState::Waiting {
                     retry_at: Instant::now() + interval,
                     interval: (interval * 2).min(MAX_RETRY_INTERVAL),

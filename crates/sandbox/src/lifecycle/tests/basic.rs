@@ -270,7 +270,7 @@ lifecycle_test! {
         let terminated = status.state.unwrap().terminated.unwrap();
         assert!(status.container_id.is_some());
         assert_eq!(terminated.container_id, status.container_id);
-        let sim = SimulatedRuntime::new().script("a", &[StartFails("RunContainerError", "no such file")]);
+        let sim = SimulatedRuntime::new().script("a", &[StartFails("StartError", "no such file")]);
         let pod = TestPod::new(&sim, json!({"containers": [{"name": "a"}]}));
         pod.advance_to(6).await;
         assert_eq!(pod.summary("a"), "waiting CrashLoopBackOff (last StartError 128) r1");
@@ -311,7 +311,7 @@ lifecycle_test! {
 lifecycle_test! {
     async fn failed_pod_setup_is_retried() {
         let sim = SimulatedRuntime::new();
-        sim.setup_failures.borrow_mut().extend([("", "no network"), ("FailedMount", "no volume")]);
+        sim.setup_failures.borrow_mut().extend([("FailedCreatePodSandBox", "no network"), ("FailedMount", "no volume")]);
         let pod = TestPod::new(&sim, json!({"containers": [{"name": "a"}]}));
         let state = pod.advance_to(0).await;
         assert!(!state.sandbox_ready);
@@ -320,7 +320,7 @@ lifecycle_test! {
         assert_eq!(sim.log_of(&["set up", "start"]), ["0 set up", "1 set up", "3 set up", "3 start a#0"]);
         let events: Vec<_> = state.events.iter().take(2).map(|e| (e.reason.as_str(), e.message.as_str())).collect();
         assert_eq!(events, [
-            ("FailedCreatePodSandBox", "Failed to create pod sandbox: no network"),
+            ("FailedCreatePodSandBox", "no network"),
             ("FailedMount", "no volume"),
         ]);
         pod.stop(1);

@@ -170,7 +170,7 @@ lifecycle_test! {
 lifecycle_test! {
     async fn stop_before_pod_setup_starts_nothing() {
         let sim = SimulatedRuntime::new();
-        sim.setup_failures.borrow_mut().extend(vec![("", "no network"); 10]);
+        sim.setup_failures.borrow_mut().extend(vec![("FailedCreatePodSandBox", "no network"); 10]);
         let pod = TestPod::new(&sim, json!({"containers": [{"name": "a"}]}));
         pod.advance_to(1).await;
         pod.stop(30);

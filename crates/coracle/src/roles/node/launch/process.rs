@@ -3,18 +3,21 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use kubelet::{SandboxControl, SandboxEnd, SandboxHandle, SandboxState};
 use pod_protocol::SandboxId;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::io::unix::AsyncFd;
 use tokio::process::Child;
 
 use crate::roles::sandbox::sandbox_id;
 
+/// Retry interval of waiting for an exit.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// A sandbox's process, held by a pidfd so that a reused process id does no harm.
 pub struct SandboxProcess {
-    pidfd: AsyncFd<OwnedFd>,
+    pidfd: OwnedFd,
     pid: i32,
 }
 
@@ -27,9 +30,8 @@ impl SandboxProcess {
     /// The process with this id. The caller must know that it is running.
     pub fn open(pid: i32) -> io::Result<Self> {
         let process = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
-        let pidfd = pidfd_open(process, PidfdFlags::empty())?;
         Ok(Self {
-            pidfd: linux::async_fd::register(pidfd)?,
+            pidfd: pidfd_open(process, PidfdFlags::empty())?,
             pid,
         })
     }
@@ -47,18 +49,26 @@ impl SandboxProcess {
         handle
     }
 
+    async fn exited(&self) {
+        loop {
+            if let Ok(pidfd) = self.pidfd.try_clone()
+                && linux::async_fd::process_exited(pidfd).await.is_ok()
+            {
+                return;
+            }
+            // No descriptor is free.
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
     /// Kills the process on request, and publishes its exit.
     pub async fn follow_until_exit(self, control: &SandboxControl) {
-        let exited = async {
-            // Never fails while the runtime is alive.
-            let _ = self.pidfd.readable().await;
-        };
-        let mut exited = std::pin::pin!(exited);
+        let mut exited = std::pin::pin!(self.exited());
         loop {
             tokio::select! {
                 () = &mut exited => break,
                 () = control.kill_requested() => {
-                    let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
+                    let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
                 }
             }
         }

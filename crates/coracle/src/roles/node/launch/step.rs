@@ -134,8 +134,7 @@ async fn read_start_report(stdout: Option<ChildStdout>) -> anyhow::Result<Option
         if let Some(pid) = line.strip_prefix(RUNNING_PREFIX) {
             let pid = pid.trim().parse().unwrap_or_default();
             // The sandbox has not exited: it waits for this agent to send the bundle.
-            let process =
-                SandboxProcess::open(pid).context("cannot open the sandbox's process")?;
+            let process = SandboxProcess::open(pid).context("cannot open the sandbox's process")?;
             return Ok(Some(StartReport::Running(process)));
         }
         if let Some(problem) = line.strip_prefix(FAILED_PREFIX) {

@@ -1,13 +1,20 @@
-//! Restart policies and restart rules.
+//! Restart policies and restart rules. The kubelet and the sandbox must decide alike: the sandbox restarts containers, and the
+//! kubelet derives the pod's phase from whether they will be restarted.
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule};
+
+/// The reason of a container that waits because a rule restarts all containers of its pod.
+pub const RESTARTING_ALL_CONTAINERS: &str = "RestartingAllContainers";
 
 /// The restart policy of a pod or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
+    /// After every exit.
     #[default]
     Always,
+    /// After an exit with a code other than 0.
     OnFailure,
+    /// After no exit.
     Never,
 }
 
@@ -43,8 +50,8 @@ enum RestartRuleAction {
 }
 
 impl RestartRuleAction {
-    fn parse(action: &str) -> Option<Self> {
-        match action {
+    fn of(rule: &ContainerRestartRule) -> Option<Self> {
+        match rule.action.as_str() {
             "Restart" => Some(Self::Restart),
             "RestartAllContainers" => Some(Self::RestartAllContainers),
             _ => None,
@@ -75,6 +82,12 @@ pub fn restarts_all(container: &Container, exit_code: i32) -> bool {
     rule_action(container, exit_code) == Some(RestartRuleAction::RestartAllContainers)
 }
 
+/// Whether some exit code of a container restarts all containers.
+pub fn may_restart_all(container: &Container) -> bool {
+    let mut rules = container.restart_policy_rules.iter().flatten();
+    rules.any(|rule| RestartRuleAction::of(rule) == Some(RestartRuleAction::RestartAllContainers))
+}
+
 /// The action of the first matching rule.
 fn rule_action(container: &Container, exit_code: i32) -> Option<RestartRuleAction> {
     let mut rules = container.restart_policy_rules.iter().flatten();
@@ -89,7 +102,7 @@ fn rule_action(container: &Container, exit_code: i32) -> Option<RestartRuleActio
                 }
             })
         })
-        .and_then(|rule| RestartRuleAction::parse(&rule.action))
+        .and_then(RestartRuleAction::of)
 }
 
 #[cfg(test)]

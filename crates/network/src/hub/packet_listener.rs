@@ -1,11 +1,11 @@
-//! Asynchronous SOCK_SEQPACKET sockets, which carry [`linux::packet`]s.
+//! Listeners for [`PacketConnection`]s.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use linux::packet::{self, Packet};
+use linux::packet_connection::PacketConnection;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -15,55 +15,6 @@ const BACKLOG: i32 = 1024;
 /// The delay after a failed accept.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A connection that carries packets.
-#[derive(Debug)]
-pub(super) struct PacketConnection(AsyncFd<OwnedFd>);
-
-impl PacketConnection {
-    /// Takes a connected SOCK_SEQPACKET socket.
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self(linux::async_fd::register(socket)?))
-    }
-
-    /// Connects to the listener at `path`.
-    pub(super) fn connect(path: &Path) -> io::Result<Self> {
-        Self::new(connect(path)?)
-    }
-
-    pub(super) async fn send(
-        &self,
-        number: u64,
-        text: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<()> {
-        let send = |socket: &OwnedFd| packet::send(socket, number, text, descriptors);
-        self.0.async_io(Interest::WRITABLE, send).await
-    }
-
-    /// Receives the next packet; `None` when the peer has closed.
-    pub(super) async fn receive(&self) -> io::Result<Option<Packet>> {
-        let receive = |socket: &OwnedFd| packet::receive(socket);
-        self.0.async_io(Interest::READABLE, receive).await
-    }
-
-    /// Sends a request and receives its response.
-    pub(super) async fn request(
-        &self,
-        text: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<Packet> {
-        self.send(0, text, descriptors).await?;
-        let response = self.receive().await?;
-        response.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))
-    }
-
-    /// Discards packets until the peer closes.
-    pub(super) async fn wait_for_close(&self) {
-        while let Ok(Some(_)) = self.receive().await {}
-    }
-}
-
 /// A listener for [`PacketConnection`]s.
 #[derive(Debug)]
 pub(super) struct PacketListener(AsyncFd<OwnedFd>);
@@ -71,19 +22,17 @@ pub(super) struct PacketListener(AsyncFd<OwnedFd>);
 impl PacketListener {
     /// Listens at `path`, and atomically replaces the socket of an earlier process.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
-        Ok(Self(linux::async_fd::register(listen(
-            path,
-            SocketFlags::NONBLOCK,
-        )?)?))
+        Ok(Self(linux::async_fd::register(
+            listen(path)?,
+            Interest::READABLE,
+        )?))
     }
 
     /// Accepts the next connection. Retries after errors: they are mostly a transient lack of descriptors or memory.
     pub(super) async fn accept(&self) -> PacketConnection {
         loop {
-            let accept = |socket: &OwnedFd| {
-                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                Ok(rustix::net::accept_with(socket, flags)?)
-            };
+            let accept =
+                |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?);
             let accepted = self.0.async_io(Interest::READABLE, accept).await;
             match accepted.and_then(PacketConnection::new) {
                 Ok(connection) => return connection,
@@ -97,8 +46,8 @@ impl PacketListener {
 }
 
 /// Listens at `path`. Replaces the socket of an earlier process by a rename, so that clients always find one.
-pub(super) fn listen(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | flags;
+pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let new = path.with_extension("new");
     match std::fs::remove_file(&new) {
@@ -111,16 +60,9 @@ pub(super) fn listen(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to the listener at `path`, with a blocking socket.
-pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
-}
-
 #[cfg(test)]
 mod tests {
+    use linux::packet_connection::connect;
     use rustix::process::{Resource, getrlimit, setrlimit};
 
     use super::*;
