@@ -24,6 +24,17 @@ pub struct LongRunningPod {
     uid: String,
     address: String,
     containers: Vec<Container>,
+    /// The content of its volume that outlives the pod, if it has one.
+    volume: Option<VolumeContent>,
+}
+
+/// The content of the volume of a [`Target::Keeper`].
+#[derive(Debug, Clone, PartialEq)]
+struct VolumeContent {
+    /// Written once, by the first run that found the volume empty.
+    id: String,
+    /// The length of the sequence.
+    records: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -56,8 +67,20 @@ pub fn long_running_pods(
         nodes_are_ready(cluster)?;
         processes_run(lab)?;
         let pods = objects(cluster, "pods")?;
-        all_long_running(&pods)
+        let mut now = all_long_running(&pods)?;
+        read_volumes(cluster, &mut now)?;
+        Ok(now)
     })
+}
+
+/// Fails if a volume that outlives its pod has lost content, although its pod may have been replaced meanwhile.
+pub fn volumes_are_kept(before: &[LongRunningPod], now: &[LongRunningPod]) -> Result<(), String> {
+    for was in before {
+        let is = now.iter().find(|is| is.name == was.name);
+        let kept = is.map_or(Ok(()), |is| volume_is_kept(was, is));
+        kept.map_err(|(Transient(why) | Permanent(why))| why)?;
+    }
+    Ok(())
 }
 
 /// After a round: every pod is untouched, or was restarted by its policy, and nothing is lost or duplicated. Returns the pods that
@@ -233,6 +256,7 @@ fn long_running_pod(
         uid: text(&pod["metadata"], "uid").to_owned(),
         address: text(status, "podIP").to_owned(),
         containers,
+        volume: None,
     })
 }
 
@@ -282,6 +306,20 @@ fn compare(
         )));
     }
     Ok(())
+}
+
+/// Container restarts, and even the replacement of the pod, neither empty its volume nor truncate the sequence in it.
+fn volume_is_kept(was: &LongRunningPod, is: &LongRunningPod) -> Result<(), Deviation> {
+    let (Some(before), Some(now)) = (&was.volume, &is.volume) else {
+        return Ok(());
+    };
+    if before.id == now.id && before.records <= now.records {
+        return Ok(());
+    }
+    Err(Permanent(format!(
+        "{}: the volume has lost content: {before:?}, then {now:?}",
+        is.name
+    )))
 }
 
 /// Pods with policy Never have exited with their own code, unless they were killed; and images were unpacked completely.
@@ -441,12 +479,11 @@ fn check_pods(
     let outputs = run_all(cluster, &commands(now, round))?;
     let output_of = |key: &str| outputs.get(key).map_or("", String::as_str);
     for (pod, was) in now.iter_mut().zip(before) {
-        let output = output_of(&pod.name);
-        let fields: Vec<&str> = output.split_whitespace().collect();
-        let Some(counts) = parse_counts(&fields, pod) else {
-            return Err(Transient(format!("{}: {output}", pod.name)));
-        };
-        for (index, (count, container)) in counts.iter().zip(&mut pod.containers).enumerate() {
+        let records = parse_records(output_of(&pod.name), pod)?;
+        pod.volume = records.volume;
+        volume_is_kept(was, pod)?;
+        let counts = records.runs.iter();
+        for (index, (count, container)) in counts.zip(&mut pod.containers).enumerate() {
             container.runs = *count;
             let restarts = container.restarts - was.containers[index].restarts;
             let Some(runs) = container.runs.checked_sub(was.containers[index].runs) else {
@@ -481,49 +518,93 @@ fn check_pods(
     Ok(())
 }
 
-/// The number of runs of each container, if the pod's output has no other fields: a missing address, network or file adds some.
-fn parse_counts(fields: &[&str], pod: &LongRunningPod) -> Option<Vec<u64>> {
-    let (&"complete", counts) = fields.split_last()? else {
-        return None;
+/// Reads the content of the volumes that outlive their pods.
+fn read_volumes(cluster: &mut TestCluster, pods: &mut [LongRunningPod]) -> Result<(), Deviation> {
+    let keepers = pods.iter().filter(|pod| pod.target == Target::Keeper);
+    let commands: Vec<_> = keepers.map(|pod| exec(pod, &keeper_script(pod))).collect();
+    let outputs = run_all(cluster, &commands)?;
+    for pod in pods.iter_mut() {
+        if let Some(output) = outputs.get(&pod.name) {
+            pod.volume = parse_records(output, pod)?.volume;
+        }
+    }
+    Ok(())
+}
+
+/// What the files of a pod show.
+#[derive(Debug, PartialEq)]
+struct PodRecords {
+    /// The number of runs of each container, if the pod counts them.
+    runs: Vec<u64>,
+    volume: Option<VolumeContent>,
+}
+
+/// Parses the output of a pod's script. It must have no other fields: a missing address, network or file adds some.
+fn parse_records(output: &str, pod: &LongRunningPod) -> Result<PodRecords, Deviation> {
+    let fields: Vec<&str> = output.split_whitespace().collect();
+    let parse = || {
+        let (&"complete", fields) = fields.split_last()? else {
+            return None;
+        };
+        if pod.target == Target::Keeper {
+            let [id, records] = fields else { return None };
+            let volume = VolumeContent {
+                id: (*id).to_owned(),
+                records: records.parse().ok()?,
+            };
+            return Some(PodRecords {
+                runs: Vec::new(),
+                volume: Some(volume),
+            });
+        }
+        let runs: Vec<u64> = fields
+            .iter()
+            .map(|count| count.parse().ok())
+            .collect::<Option<_>>()?;
+        (runs.len() == pod.containers.len()).then_some(PodRecords { runs, volume: None })
     };
-    let expected = match pod.target {
-        Target::Steady => pod.containers.len(),
-        _ => 0,
-    };
-    let counts: Vec<u64> = counts
-        .iter()
-        .map(|count| count.parse().ok())
-        .collect::<Option<_>>()?;
-    (counts.len() == expected).then_some(counts)
+    parse().ok_or_else(|| Transient(format!("{}: {output}", pod.name)))
+}
+
+/// Checks a keeper's address and sequence; prints the id and the length of the sequence.
+fn keeper_script(pod: &LongRunningPod) -> String {
+    format!(
+        "{}; awk \"{{ if (\\$1 + 0 != NR) {{ print \\\"line \\\" NR \\\" is \\\" \\$1; exit 1 }} }}\" /data/seq && \
+         cat /data/id && cat /data/seq | wc -l && echo complete",
+        check_address(pod)
+    )
+}
+
+fn check_address(pod: &LongRunningPod) -> String {
+    let address = &pod.address;
+    format!("ip -4 -o addr | grep -q \"inet {address}/\" || echo no address")
+}
+
+/// A command by name: runs a script in the first container of a pod.
+fn exec(pod: &LongRunningPod, script: &str) -> (String, String) {
+    let quoted = script.replace('\'', r"'\''");
+    let (name, container) = (&pod.name, &pod.containers[0].name);
+    let command = format!("kubectl exec {name} --container={container} -- sh -c '{quoted}'");
+    (name.clone(), command)
 }
 
 /// Commands by name. The output of those in long-running pods ends with `complete` if all checks pass.
 fn commands(pods: &[LongRunningPod], round: usize) -> Vec<(String, String)> {
     let mut commands = Vec::new();
     for pod in pods {
-        let has_address = format!("ip -4 -o addr | grep -q \"inet {}/\"", pod.address);
         let neighbour = pods
             .iter()
             .find(|other| (other.node, other.target) == (pod.node, Target::Keeper));
         let script = match (pod.target, neighbour) {
             (Target::Steady, Some(neighbour)) => format!(
-                "{has_address} || echo no address; printf \"GET /passwd HTTP/1.0\\r\\n\\r\\n\" | nc -w 5 {} 8080 | grep -q ^root || echo no network; \
+                "{}; printf \"GET /passwd HTTP/1.0\\r\\n\\r\\n\" | nc -w 5 {} 8080 | grep -q ^root || echo no network; \
                  cat /data/a.runs | wc -l; cat /data/b.runs | wc -l; echo complete",
+                check_address(pod),
                 neighbour.address
             ),
-            _ => format!(
-                "{has_address} || echo no address; awk \"{{ if (\\$1 + 0 != NR) {{ print \\\"line \\\" NR \\\" is \\\" \\$1; exit 1 }} }}\" /data/seq && echo complete"
-            ),
+            _ => keeper_script(pod),
         };
-        let quoted = script.replace('\'', r"'\''");
-        let container = &pod.containers[0].name;
-        commands.push((
-            pod.name.clone(),
-            format!(
-                "kubectl exec {} --container={container} -- sh -c '{quoted}'",
-                pod.name
-            ),
-        ));
+        commands.push(exec(pod, &script));
         if pod.target == Target::Steady {
             for container in &pod.containers {
                 commands.push((
@@ -592,28 +673,32 @@ fn ticks_are_complete(name: &str, log: &str) -> Result<(), Deviation> {
     Ok(())
 }
 
-#[test]
-fn counts_are_accepted_only_without_other_fields() {
-    let container = |name: &str| Container {
-        name: name.to_owned(),
+#[cfg(test)]
+fn test_pod(target: Target, containers: &[&str]) -> LongRunningPod {
+    let container = |name: &&str| Container {
+        name: (*name).to_owned(),
         id: String::new(),
         started: String::new(),
         restarts: 0,
         runs: 1,
     };
-    let pod = |target, containers: &[&str]| LongRunningPod {
-        name: "pod".to_owned(),
+    LongRunningPod {
+        name: format!("{target:?}"),
         node: "node1",
         target,
         uid: String::new(),
         address: String::new(),
-        containers: containers.iter().map(|name| container(name)).collect(),
-    };
-    let parsed = |output: &str, pod: &LongRunningPod| {
-        parse_counts(&output.split_whitespace().collect::<Vec<_>>(), pod)
-    };
-    let steady = pod(Target::Steady, &["a", "b"]);
-    assert_eq!(parsed("1 2 complete", &steady), Some(vec![1, 2]));
+        containers: containers.iter().map(container).collect(),
+        volume: None,
+    }
+}
+
+#[test]
+fn records_are_accepted_only_without_other_fields() {
+    let parsed = |output: &str, pod: &LongRunningPod| parse_records(output, pod).ok();
+    let steady = test_pod(Target::Steady, &["a", "b"]);
+    let runs = parsed("1 2 complete", &steady).map(|records| records.runs);
+    assert_eq!(runs, Some(vec![1, 2]));
     for output in [
         "",
         "1 2",
@@ -624,7 +709,39 @@ fn counts_are_accepted_only_without_other_fields() {
     ] {
         assert_eq!(parsed(output, &steady), None, "{output}");
     }
-    let keeper = pod(Target::Keeper, &["a"]);
-    assert_eq!(parsed("complete", &keeper), Some(Vec::new()));
-    assert_eq!(parsed("no address complete", &keeper), None);
+    let keeper = test_pod(Target::Keeper, &["a"]);
+    let volume = VolumeContent {
+        id: "f00d".to_owned(),
+        records: 12,
+    };
+    let records = parsed("f00d\n12\ncomplete", &keeper);
+    assert_eq!(records.and_then(|records| records.volume), Some(volume));
+    for output in [
+        "complete",
+        "12 complete",
+        "no address complete",
+        "no address f00d 12 complete",
+        "line 3 is 5",
+        "cat: can't open '/data/id': No such file or directory",
+    ] {
+        assert_eq!(parsed(output, &keeper), None, "{output}");
+    }
+}
+
+/// A container that restarts in an emptied volume begins a new sequence, which is complete and may be longer than the old one.
+#[test]
+fn emptied_volume_is_noticed_after_a_restart() {
+    let keeper = |id: &str, records: u64| LongRunningPod {
+        volume: Some(VolumeContent {
+            id: id.to_owned(),
+            records,
+        }),
+        ..test_pod(Target::Keeper, &["c"])
+    };
+    let before = [test_pod(Target::Steady, &["a", "b"]), keeper("f00d", 12)];
+    let after = |is: LongRunningPod| volumes_are_kept(&before, &[before[0].clone(), is]);
+    assert_eq!(after(keeper("f00d", 12)), Ok(()));
+    assert_eq!(after(keeper("f00d", 40)), Ok(()));
+    after(keeper("beef", 40)).unwrap_err();
+    after(keeper("f00d", 3)).unwrap_err();
 }

@@ -155,7 +155,9 @@ fn replace_restarted(
             cluster.create_objects(&[workload::steady_pod(pod.node)]);
         }
     }
-    check::long_running_pods(lab, cluster)
+    let replaced = check::long_running_pods(lab, cluster)?;
+    check::volumes_are_kept(&now, &replaced)?;
+    Ok(replaced)
 }
 
 /// The cluster's state, for debugging a failure.

@@ -3,7 +3,7 @@
 //! | Pods | Policy | Shows |
 //! |---|---|---|
 //! | `steady-NODE`, containers `a` and `b` | Always | a line per run in an emptyDir; numbered lines in the logs |
-//! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that continues after a restart; serves HTTP |
+//! | `keeper-N`, of a StatefulSet | Always | a sequence in a local volume that continues after a restart, and an id that only an empty volume is given; serves HTTP |
 //! | `ends-ROUND-NODE` | Never | its own exit code, after it exited during the fault |
 //! | `work-ROUND-INDEX`, of an Indexed Job | Never | a record of each start and of each end, in the user's home directory |
 //! | `pull-NUMBER-NODE`, if pulls are hit | Never | that its image was unpacked completely |
@@ -31,6 +31,7 @@ while true; do i=$((i+1)); echo tick $i; sleep 0.5; done"#;
 
 const KEEPER: &str = r#"
 trap exit TERM; httpd -p 8080 -h /etc
+until test -s /data/id; do cat /proc/sys/kernel/random/uuid > /data/id || sleep 0.2; done 2> /dev/null
 n=$(cat /data/seq 2> /dev/null | wc -l)
 while true; do n=$((n+1)); until printf '%7d\n' $n >> /data/seq; do sleep 0.2; done 2> /dev/null; sleep 0.5; done"#;
 
