@@ -111,11 +111,13 @@ pub(super) fn listen(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to the listener at `path`, with a blocking socket.
+/// Connects to the listener at `path`, and returns a blocking socket. Fails with `WouldBlock` if the listener has hung for so long that
+/// its backlog is full: a blocking connect would wait without a bound.
 pub(super) fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
     Ok(socket)
 }
 
