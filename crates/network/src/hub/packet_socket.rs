@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use linux::packet::{self, Packet};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -56,6 +56,13 @@ impl PacketConnection {
         self.send(0, text, descriptors).await?;
         let response = self.receive().await?;
         response.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))
+    }
+
+    /// Whether the peer has closed, and all of its packets were received.
+    pub(super) fn is_closed(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let peeked = rustix::net::recv(self.0.get_ref(), &mut [0u8; 1][..], flags);
+        peeked.is_ok_and(|(length, _)| length == 0)
     }
 
     /// Discards packets until the peer closes.
@@ -155,9 +162,12 @@ mod tests {
         let client = PacketConnection::connect(&path).unwrap();
         let server = listener.accept().await;
         client.send(7, b"text", &[]).await.unwrap();
+        assert!(!server.is_closed());
         let received = server.receive().await.unwrap().unwrap();
         assert_eq!((received.number, &received.text[..]), (7, &b"text"[..]));
+        assert!(!server.is_closed());
         drop(client);
+        assert!(server.is_closed());
         assert!(server.receive().await.unwrap().is_none());
     }
 }
