@@ -152,7 +152,7 @@ fn frozen_sandbox_gets_its_old_address_back() {
     std::thread::sleep(thawed.saturating_duration_since(std::time::Instant::now()));
     lab.kill("node2", "CONT", supervisor);
 
-    let fetch = format!("kubectl exec other -- wget -T 2 -qO- http://{address}:8080/passwd");
+    let fetch = format!("kubectl exec other -- timeout 2 wget -qO- http://{address}:8080/passwd");
     wait_until(30, "the frozen pod is reachable again", || {
         cluster.try_shell(&fetch).0 == 0
     });

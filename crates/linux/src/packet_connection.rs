@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -61,16 +61,25 @@ impl PacketConnection {
         Ok(rustix::net::shutdown(self.0.get_ref(), Shutdown::Write)?)
     }
 
+    /// Whether the peer has closed, and all of its packets were received.
+    pub fn is_closed(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let peeked = rustix::net::recv(self.0.get_ref(), &mut [0u8; 1][..], flags);
+        peeked.is_ok_and(|(length, _)| length == 0)
+    }
+
     /// Discards packets until the peer closes.
     pub async fn wait_for_close(&self) {
         while let Ok(Some(_)) = self.receive().await {}
     }
 }
 
-/// Connects to the listener at `path`, with a blocking socket.
+/// Connects to the listener at `path`, and returns a blocking socket. Fails with `WouldBlock` if the listener has hung for so long that
+/// its backlog is full: a blocking connect would wait without a bound.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
     Ok(socket)
 }

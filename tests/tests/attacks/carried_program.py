@@ -27,8 +27,8 @@ def exchange(one, other):
 
 
 def report(event, path):
-    counts[event] = counts.get(event, 0) + 1
-    if counts[event] == 1:
+    counts[event, path] = counts.get((event, path), 0) + 1
+    if counts[event, path] == 1:
         print(event, path, flush=True)
 
 

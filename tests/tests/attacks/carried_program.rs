@@ -61,31 +61,78 @@ fn removed_directory_of_carried_program_is_not_reused() {
     run.succeeded();
 }
 
-#[test]
-fn another_user_cannot_replace_carried_program() {
-    let lab = lab("/run/coracle-lab-attacks-carry");
-    let mut attacker = attack(&lab, &["swap", "program", "agents", "enter"]);
-    // `run` carries the program to leader and agents, `doctor` to one node.
-    let run = lab
-        .sh("./coracle run -N2 kubectl get nodes -o name")
-        .within(150)
-        .run();
-    let doctor = lab.sh("./coracle doctor --json -p main").run();
+/// Runs commands of the victim while the attacker tries everything to replace a program that they carry to `node1`.
+#[track_caller]
+fn assert_not_replaced<T>(lab: &Lab, victim: impl FnOnce() -> T) -> T {
+    let mut attacker = attack(lab, &["swap", "program", "agents", "enter"]);
+    let result = victim();
     attacker.close_stdin();
     let attacked = attacker.wait(Duration::from_secs(20));
     let executed = lab.root("node1", "cat /var/tmp/executed-by");
     assert_eq!(
         executed.stdout, "",
-        "the victim executed the attacker's program{attacked}{run}"
+        "the victim executed the attacker's program{attacked}"
     );
     // The attacker has found the directories, so the attack was a real one.
-    let attacked = attacked.succeeded().stdout_has(&["found /tmp/coracle-"]);
+    let attacked = attacked
+        .succeeded()
+        .stdout_has(&["found /tmp/coracle-carried."]);
     for harm in ["entered", "wrote", "exchanged", "renamed"] {
         assert!(!attacked.stdout.contains(harm), "{harm}{attacked}");
     }
-    run.succeeded().stdout_is("node/node1\nnode/node2");
-    doctor.succeeded();
+    result
+}
+
+/// Asserts that the victim has left no file where the attacker could have changed one.
+#[track_caller]
+fn assert_no_files_left(lab: &Lab) {
     lab.root("node1", "find /tmp /var/tmp -user user1")
         .succeeded()
         .stdout_is("");
+}
+
+#[test]
+fn another_user_cannot_replace_carried_program() {
+    let lab = lab("/run/coracle-lab-attacks-carry");
+    // `run` carries the program to leader and agents, `doctor` to one node.
+    let (run, doctor) = assert_not_replaced(&lab, || {
+        let run = lab.sh("./coracle run -N2 kubectl get nodes -o name");
+        let doctor = lab.sh("./coracle doctor --json -p main");
+        (run.within(150).run(), doctor.run())
+    });
+    run.succeeded().stdout_is("node/node1\nnode/node2");
+    doctor.succeeded();
+    assert_no_files_left(&lab);
+}
+
+#[test]
+fn another_user_cannot_replace_program_carried_for_terminals_and_logs() {
+    let lab = lab("/run/coracle-lab-attacks-carry-more");
+    // With a terminal, one step makes the directory and another one executes the program in it.
+    let run = assert_not_replaced(&lab, || {
+        lab.sh(
+            "script -qec './coracle run -N2 bash -c \"tty; kubectl get nodes -o name\"' /dev/null",
+        )
+        .within(120)
+        .run()
+    });
+    run.succeeded()
+        .stdout_has(&["/dev/pts/", "node/node1", "node/node2"]);
+    wait_until(30, "the job has ended", || lab.queue_is_empty());
+    assert_no_files_left(&lab);
+
+    // `logs` carries the program to the node of a leader that already runs.
+    let mut cluster = lab
+        .sh("./coracle run -N2 -w'node[1-2]' sh -c 'echo up; cat'")
+        .start();
+    cluster.wait_for_stdout("up");
+    let logs = assert_not_replaced(&lab, || {
+        lab.sh("./coracle logs --tail=2 etcd").within(60).run()
+    });
+    let logs = logs.succeeded();
+    assert_eq!(logs.stdout.lines().count(), 2, "{logs}");
+    cluster.close_stdin();
+    cluster.wait(Duration::from_secs(60)).succeeded();
+    wait_until(30, "the job has ended", || lab.queue_is_empty());
+    assert_no_files_left(&lab);
 }

@@ -683,7 +683,7 @@ fn test_pod(target: Target, containers: &[&str]) -> LongRunningPod {
         runs: 1,
     };
     LongRunningPod {
-        name: "pod".to_owned(),
+        name: format!("{target:?}"),
         node: "node1",
         target,
         uid: String::new(),

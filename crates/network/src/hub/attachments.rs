@@ -3,7 +3,6 @@
 //! Each pod has a point-to-point link to the hub and a route of its own. There is no bridge: all packets of pods are routed, so
 //! that rules for services and policies apply to them all, without kernel modules for bridges.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,6 +11,7 @@ use linux::route::{InterfaceAddress, RouteSocket};
 
 use super::INTERFACE;
 use super::address_pool::{AddressPool, PodCidr};
+use super::claims::{Claims, ConnectionId};
 use super::state::NetworkState;
 
 /// The pods that are attached to a node's network.
@@ -19,9 +19,8 @@ pub(super) struct Attachments {
     route: RouteSocket,
     cidr: PodCidr,
     addresses: AddressPool,
-    /// By address: the interfaces in the hub's namespace. The owner is `None` if an earlier process created the interface, and
-    /// its sandbox has not reconnected yet.
-    attached: HashMap<Ipv4Addr, Option<String>>,
+    /// The interfaces in the hub's namespace, and the sandboxes that own them.
+    claims: Claims,
     /// The last state of the kubelet; `None` before the first one.
     state: Option<NetworkState>,
 }
@@ -32,6 +31,8 @@ pub(super) struct Attached {
     pub address: Ipv4Addr,
     /// The interface was created for this request, and has no address yet.
     pub is_new: bool,
+    /// Owns the interface until it is closed.
+    pub connection: ConnectionId,
 }
 
 impl Attachments {
@@ -50,12 +51,12 @@ impl Attachments {
             route,
             cidr,
             addresses: AddressPool::new(cidr),
-            attached: HashMap::new(),
+            claims: Claims::default(),
             state: None,
         };
         for address in attachments.existing_interfaces()? {
             attachments.addresses.allocate(Some(address));
-            attachments.attached.insert(address, None);
+            attachments.claims.add_unclaimed(address);
         }
         Ok(attachments)
     }
@@ -65,7 +66,7 @@ impl Attachments {
         self.state = Some(state);
     }
 
-    /// Attaches a pod's network namespace. `claim` is the address that the pod had before, if any.
+    /// Attaches a pod's network namespace. `claim` is the address of the interface that this namespace had before, if any.
     pub(super) fn attach(
         &mut self,
         uid: &str,
@@ -73,16 +74,21 @@ impl Attachments {
         namespace: &OwnedFd,
     ) -> io::Result<Attached> {
         self.release_lost();
-        let claim = claim.or_else(|| self.reserved_for(uid));
         if let Some(address) = claim
-            && let Some(owner) = self.attached.get_mut(&address)
-            && owner.as_deref().is_none_or(|owner| owner == uid)
+            && let Some(connection) = self.claims.claim(address, uid)
         {
-            *owner = Some(uid.to_owned());
             return Ok(Attached {
                 address,
                 is_new: false,
+                connection,
             });
+        }
+        let claim = claim.or_else(|| self.reserved_for(uid));
+        if let Some(address) = claim
+            && self.claims.may_belong_to(address, uid)
+        {
+            // It leads to the namespace of the pod's last sandbox, which has exited.
+            self.remove(address);
         }
         let address = self.allocate(uid, claim)?;
         let connected = self.connect(address, namespace);
@@ -90,19 +96,26 @@ impl Attachments {
             self.disconnect(address);
             return Err(error);
         }
-        self.attached.insert(address, Some(uid.to_owned()));
         Ok(Attached {
             address,
             is_new: true,
+            connection: self.claims.add(address, uid),
         })
     }
 
-    /// Removes a pod's interface and releases its address, if the pod still owns it.
-    pub(super) fn detach(&mut self, uid: &str, address: Ipv4Addr) {
-        let owner = self.attached.get(&address);
-        if owner.is_some_and(|owner| owner.as_deref() == Some(uid)) {
-            self.attached.remove(&address);
-            self.disconnect(address);
+    /// Removes the interface and releases the address of a sandbox that closed its connection, unless it has another one.
+    pub(super) fn detach(&mut self, attached: &Attached) {
+        if self.claims.close(attached.address, attached.connection) {
+            self.disconnect(attached.address);
+        }
+    }
+
+    /// Reverts an attachment whose sandbox gave up before it got a response. An interface that it had before stays.
+    pub(super) fn revert(&mut self, attached: &Attached) {
+        if attached.is_new {
+            self.detach(attached);
+        } else {
+            self.claims.abandon(attached.address, attached.connection);
         }
     }
 
@@ -150,14 +163,17 @@ impl Attachments {
         self.addresses.release(address);
     }
 
+    fn remove(&mut self, address: Ipv4Addr) {
+        self.claims.remove(address);
+        self.disconnect(address);
+    }
+
     /// Releases the addresses of sandboxes that exited while no process served them: the kernel has removed their interfaces with
     /// their network namespaces. A sandbox whose interface exists may only be stopped, and will claim its address later.
     fn release_lost(&mut self) {
-        let lost = self.attached.iter().filter(|(address, owner)| {
-            owner.is_none() && !self.route.has_interface(&interface_name(**address))
-        });
-        for address in lost.map(|(address, _)| *address).collect::<Vec<_>>() {
-            self.attached.remove(&address);
+        let is_lost = |address: &Ipv4Addr| !self.route.has_interface(&interface_name(*address));
+        for address in self.claims.unclaimed().filter(is_lost).collect::<Vec<_>>() {
+            self.claims.remove(address);
             self.addresses.release(address);
         }
     }

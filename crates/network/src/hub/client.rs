@@ -64,6 +64,14 @@ fn hub_exited() -> io::Error {
     io::Error::other("the node's hub has exited")
 }
 
+fn no_response(timeout: Duration) -> io::Error {
+    let message = format!(
+        "the node's hub has not responded for {} s",
+        timeout.as_secs()
+    );
+    io::Error::new(io::ErrorKind::TimedOut, message)
+}
+
 /// Waits until the process that serves at `socket` exits.
 pub async fn wait_for_exit(socket: &Path) -> io::Result<()> {
     PacketConnection::connect(socket)?.wait_for_close().await;
@@ -72,19 +80,25 @@ pub async fn wait_for_exit(socket: &Path) -> io::Result<()> {
 
 /// Whether a hub's process listens at `socket`.
 pub fn is_listening(socket: &Path) -> bool {
-    connect(socket).is_ok()
+    // A process whose backlog is full hangs, but listens.
+    connect(socket).map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
 }
 
 impl HubAttachment {
-    /// Requests an address and an interface for a pod's network namespace from the hub at `socket`.
+    /// Requests an address and an interface for a pod's network namespace from the hub at `socket`. Fails if the hub does not respond
+    /// within `timeout`: it may be stopped, or hang.
     pub async fn request(
         socket: &Path,
         request: &AttachRequest,
         namespace: &OwnedFd,
+        timeout: Duration,
     ) -> io::Result<Self> {
         let connection = PacketConnection::connect(socket)?;
         let text = serde_json::to_vec(&HubRequest::Attach(request.clone()))?;
-        let response = connection.request(&text, &[namespace.as_fd()]).await;
+        let descriptors = [namespace.as_fd()];
+        let response = connection.request(&text, &descriptors);
+        let response = tokio::time::timeout(timeout, response).await;
+        let response = response.map_err(|_| no_response(timeout))?;
         let response = response.map_err(|_| hub_exited())?;
         match serde_json::from_slice(&response.text)? {
             AttachResponse::Attached {
@@ -140,4 +154,34 @@ pub fn shut_down(socket: &Path) -> io::Result<()> {
     let connection = connect(socket)?;
     let request = serde_json::to_vec(&HubRequest::ShutDown)?;
     packet::send(&connection, 0, &request, &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packet_listener::PacketListener;
+    use super::*;
+
+    /// A hub that hangs: it listens, and never accepts a connection.
+    #[tokio::test]
+    async fn request_to_a_hub_that_hangs_fails_in_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("hub.sock");
+        let _hub = PacketListener::bind(&socket).unwrap();
+        let namespace = OwnedFd::from(std::fs::File::open("/proc/self/ns/net").unwrap());
+        let request = AttachRequest {
+            uid: "uid".to_owned(),
+            claim: None,
+        };
+        let request = || {
+            let timeout = Duration::from_millis(50);
+            HubAttachment::request(&socket, &request, &namespace, timeout)
+        };
+        let error = request().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        // Connections that were closed again stay in the backlog, so it fills up. Connecting would then block this thread.
+        while connect(&socket).is_ok() {}
+        let error = request().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(is_listening(&socket));
+    }
 }

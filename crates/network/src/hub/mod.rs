@@ -21,6 +21,7 @@
 
 mod address_pool;
 mod attachments;
+mod claims;
 mod client;
 mod inside;
 mod inside_client;

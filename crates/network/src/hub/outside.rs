@@ -2,7 +2,6 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,12 +10,12 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 use super::address_pool::PodCidr;
-use super::attachments::{Attachments, ipv4};
+use super::attachments::{Attached, Attachments, ipv4};
 use super::inside_client::{InsideClient, SpawnInside};
 use super::namespaces::HubNamespaces;
 use super::packet_listener::PacketListener;
 use super::state::NetworkState;
-use super::{AttachRequest, AttachResponse, HubRequest, StateResponse};
+use super::{AttachResponse, HubRequest, StateResponse};
 
 /// The name under which the kubelet's last state is stored inside.
 const STATE: &str = "state";
@@ -147,10 +146,14 @@ impl Shared {
                 let namespace = message.descriptors.pop();
                 let namespace =
                     namespace.ok_or_else(|| io::Error::other("no network namespace"))?;
+                if connection.is_closed() {
+                    // This process hung, and the sandbox has given up. Its next request may have been served already.
+                    return Ok(());
+                }
                 let attached =
                     self.attachments()
                         .attach(&request.uid, ipv4(request.claim), &namespace);
-                self.keep_attached(&connection, &request, attached).await
+                self.keep_attached(&connection, attached).await
             }
             HubRequest::Namespaces => {
                 let namespaces = &self.inside.namespaces;
@@ -168,34 +171,28 @@ impl Shared {
     async fn keep_attached(
         &self,
         connection: &PacketConnection,
-        request: &AttachRequest,
-        attached: io::Result<super::attachments::Attached>,
+        attached: io::Result<Attached>,
     ) -> io::Result<()> {
-        let (address, response) = match attached {
-            Ok(attached) => (
-                Some(attached.address),
-                AttachResponse::Attached {
-                    address: attached.address.into(),
-                    gateway: self.cidr.gateway().into(),
-                    is_new: attached.is_new,
-                },
-            ),
-            Err(error) => (None, AttachResponse::Failed(error.to_string())),
+        let response = match &attached {
+            Ok(attached) => AttachResponse::Attached {
+                address: attached.address.into(),
+                gateway: self.cidr.gateway().into(),
+                is_new: attached.is_new,
+            },
+            Err(error) => AttachResponse::Failed(error.to_string()),
         };
         let sent = connection
             .send(0, &serde_json::to_vec(&response)?, &[])
             .await;
-        if sent.is_ok() {
-            connection.wait_for_close().await;
-        }
-        if let Some(address) = address {
-            self.detach(&request.uid, address);
+        match (&attached, &sent) {
+            (Ok(attached), Ok(())) => {
+                connection.wait_for_close().await;
+                self.attachments().detach(attached);
+            }
+            (Ok(attached), Err(_)) => self.attachments().revert(attached),
+            (Err(_), _) => {}
         }
         sent
-    }
-
-    fn detach(&self, uid: &str, address: Ipv4Addr) {
-        self.attachments().detach(uid, address);
     }
 
     /// Applies the states that the kubelet sends, each after the one before it.

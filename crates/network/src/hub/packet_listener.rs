@@ -95,9 +95,12 @@ mod tests {
         let client = PacketConnection::connect(&path).unwrap();
         let server = listener.accept().await;
         client.send(7, b"text", &[]).await.unwrap();
+        assert!(!server.is_closed());
         let received = server.receive().await.unwrap().unwrap();
         assert_eq!((received.number, &received.text[..]), (7, &b"text"[..]));
+        assert!(!server.is_closed());
         drop(client);
+        assert!(server.is_closed());
         assert!(server.receive().await.unwrap().is_none());
     }
 }

@@ -33,6 +33,8 @@ use crate::node_dir;
 
 /// Retry interval of claiming the pod's address from a restarted hub.
 const CLAIM_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// How long the hub may take to respond, if no deadline is nearer.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a pod may be without a network interface before its sandbox is restarted. A new hub takes about a second.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -245,7 +247,9 @@ impl NodeServices for LocalNodeServices {
             uid: self.uid.clone(),
             claim: None,
         };
-        let hub_attachment = HubAttachment::request(&self.hub_socket, &request, &network).await?;
+        // The sandbox retries, and reports each failure at the pod.
+        let attached = HubAttachment::request(&self.hub_socket, &request, &network, ATTACH_TIMEOUT);
+        let hub_attachment = attached.await?;
         let attachment = attachment(&hub_attachment);
         let keep = keep_attachment(
             self.hub_socket.clone(),
@@ -297,9 +301,9 @@ async fn keep_attachment(
         let deadline = Instant::now() + CLAIM_TIMEOUT;
         hub_attachment = loop {
             // A hub that hangs must not keep the pod waiting without an interface.
-            let request_interface = HubAttachment::request(&hub_socket, &request, &network);
-            let response = tokio::time::timeout(CLAIM_TIMEOUT, request_interface).await;
-            match response.map_err(std::io::Error::from).flatten() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = if left.is_zero() { ATTACH_TIMEOUT } else { left };
+            match HubAttachment::request(&hub_socket, &request, &network, timeout).await {
                 Ok(hub_attachment) => break hub_attachment,
                 Err(error) if Instant::now() >= deadline && !has_interface(&network) => {
                     tracing::warn!(%error, "the pod has lost its network");
