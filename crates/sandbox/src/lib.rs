@@ -1,7 +1,8 @@
 //! One pod on one machine, in two parts:
 //!
 //! - **The pod's lifecycle**, the part of upstream's kubelet that concerns one pod: the order of containers, restarts,
-//!   back-off, hooks and statuses ([`lifecycle`]), and probes ([`probe`]).
+//!   back-off, hooks and statuses ([`lifecycle`]), probes ([`probe`]), storage limits (`eviction.rs`), and the requests of the
+//!   kubelet ([`pod`]).
 //! - **The container runtime**, the part of a CRI and OCI runtime: the pod sandbox, containers, cgroups and mounts
 //!   ([`runtime`]); pid 1 of the pod, which forks containers ([`inner`]); logs ([`logs`]); exec and attach sessions
 //!   ([`streams`]); resource usage ([`usage`]).
@@ -12,12 +13,14 @@
 //! Deliberately does not know: the API server, nor how images are pulled, volumes filled or addresses assigned. The
 //! runtime uses these as [`node_services`], which the binary implements. The kubelet's messages are in [`pod_protocol`].
 //!
-//! Start reading at [`container_runtime`], then `lifecycle/plan.rs` and `runtime/mod.rs`.
+//! Start reading at [`pod`] and [`container_runtime`], then `lifecycle/plan.rs` and `runtime/mod.rs`.
 
 #![warn(unused_crate_dependencies)]
 
 // The pod's lifecycle.
+mod eviction;
 pub mod lifecycle;
+pub mod pod;
 pub mod probe;
 
 // The interfaces below it and below the runtime.

@@ -26,8 +26,6 @@ use std::path::{Path, PathBuf};
 use crate::content::ContentError;
 use crate::{FsGroupPolicy, HostPathKind, VolumeSource};
 
-pub use usage::of_directory as disk_usage;
-
 /// The mode of an emptyDir: containers may run as any user.
 const EMPTY_DIR_MODE: u32 = 0o777;
 
@@ -270,7 +268,7 @@ impl PodVolumes {
     pub fn usage(&self, name: &str) -> u64 {
         let on_disk = self.disk_dir.join(name);
         if on_disk.is_dir() {
-            return usage::of_directory(&on_disk);
+            return linux::walk::allocated_bytes(&on_disk);
         }
         let in_memory = self.memory_dir.join(name);
         match linux::tmpfs::is_mount_point(&in_memory) {

@@ -12,10 +12,8 @@
 //! If no agent comes for a while, and no guard will start one, it ends the pod and exits. It saves the state of the pod's containers
 //! to disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
-mod eviction;
 mod layer_holds;
 mod node_services;
-mod pod;
 mod pull_process;
 mod puller;
 
@@ -37,10 +35,12 @@ use pod_protocol::{PodState, SandboxCredential, SandboxHello, SandboxId, VERSION
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::lifecycle::checkpoint;
+use sandbox::pod::{PodEnvironment, SandboxPod};
 use sandbox::runtime::{PodDirs, Snapshotter};
 use serde::{Deserialize, Serialize};
 
-use self::pod::SandboxPod;
+use self::node_services::LocalNodeServices;
+use self::puller::ImagePuller;
 use crate::cgroup;
 use crate::node_dir;
 use crate::pod_lock;
@@ -285,7 +285,15 @@ async fn run_pod(
     let kubelet = config.kubelet.clone();
     let (dir, memory) = (config.pod_dir(), pod_dirs.memory.clone());
     let node_dir = config.node_dir.clone();
-    let pod = Rc::new(SandboxPod::new(config, pod_dirs, processes));
+    let puller = ImagePuller::new(processes.fork_servers)?;
+    let pod = Rc::new(SandboxPod::new(PodEnvironment {
+        services: LocalNodeServices::new(&config, &pod_dirs, puller),
+        dirs: pod_dirs,
+        inner: processes.inner,
+        inner_socket: processes.inner_socket,
+        snapshotter: config.snapshotter,
+        is_step: config.is_step,
+    }));
     let end = loop {
         let dismissed = pod.dismissed();
         let end = stay_connected(&kubelet, &mut hello, pod.clone(), AGENT_TIMEOUT, dismissed).await;

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use linux::walk::allocated_bytes;
 use pod_protocol::Problem;
 use pod_protocol::restart::is_sidecar;
 use quantity::bytes;
-use sandbox::runtime::{PodDirs, effective_amount};
-use volumes::dirs::disk_usage;
+
+use crate::runtime::{PodDirs, effective_amount};
 
 const STORAGE: &str = "ephemeral-storage";
 /// The interval of measurements, as upstream.
@@ -172,15 +173,15 @@ impl MeasuredDirs {
         let containers = self.containers.into_iter();
         StorageUsage {
             volumes: volumes
-                .map(|(name, dir)| (name, disk_usage(&dir)))
+                .map(|(name, dir)| (name, allocated_bytes(&dir)))
                 .collect(),
             containers: containers
                 .map(|(name, dirs)| {
-                    let total: u64 = dirs.iter().map(|dir| disk_usage(dir)).sum();
+                    let total: u64 = dirs.iter().map(|dir| allocated_bytes(dir)).sum();
                     (name, total.saturating_sub(image_copies_size(&dirs[0])))
                 })
                 .collect(),
-            etc: disk_usage(&self.etc),
+            etc: allocated_bytes(&self.etc),
         }
     }
 }

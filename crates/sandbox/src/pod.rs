@@ -1,6 +1,7 @@
-//! The sandbox's service for the kubelet: the pod's lifecycle, once there is a bundle, and its logs.
+//! The sandbox's service for the kubelet ([`SandboxService`]): the pod's lifecycle, once there is a bundle, and its logs.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,16 @@ use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
 use pod_protocol::{AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop};
-use sandbox::lifecycle::checkpoint::Checkpoint;
-use sandbox::lifecycle::{self, LifecycleHandle};
-use sandbox::logs::LogDir;
-use sandbox::runtime::{LinuxRuntime, PodDirs};
+use rustix::process::Pid;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
-use super::node_services::LocalNodeServices;
-use super::puller::ImagePuller;
-use super::{SandboxConfig, SandboxProcesses, eviction};
+use crate::eviction;
+use crate::lifecycle::checkpoint::Checkpoint;
+use crate::lifecycle::{self, LifecycleHandle};
+use crate::logs::LogDir;
+use crate::node_services::NodeServices;
+use crate::runtime::{LinuxRuntime, PodDirs, Snapshotter};
 
 /// Time that a retired sandbox that is a step, and so holds resources of the node, waits for open log streams.
 const LOG_READERS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,15 +30,15 @@ const LOG_READERS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Retry interval of updates and checkpoints that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-type PodRuntime = Rc<LinuxRuntime<LocalNodeServices>>;
+type PodRuntime<S> = Rc<LinuxRuntime<S>>;
 
 /// One pod, as the kubelet sees it.
-pub struct SandboxPod {
+pub struct SandboxPod<S> {
     logs: LogDir,
-    stage: RefCell<Stage>,
+    stage: RefCell<Stage<S>>,
     checkpoint: Arc<Checkpoint>,
     /// The container runtime, once the pod has started.
-    runtime: OnceCell<PodRuntime>,
+    runtime: OnceCell<PodRuntime<S>>,
     /// The state that the kubelet sees: that of [`lifecycle`], once the pod has started.
     state: watch::Sender<PodState>,
     dismissed: Rc<Notify>,
@@ -51,38 +52,55 @@ pub struct SandboxPod {
     is_step: bool,
 }
 
-enum Stage {
+enum Stage<S> {
     /// No bundle has been received.
-    Pending(Box<PendingPod>),
+    Pending(Box<PendingPod<S>>),
     /// The pod has started.
-    Running(LifecycleHandle, mpsc::UnboundedSender<Bundle>, PodRuntime),
+    Running(
+        LifecycleHandle,
+        mpsc::UnboundedSender<Bundle>,
+        PodRuntime<S>,
+    ),
     /// The pod failed to start.
     Failed,
 }
 
-struct PendingPod {
-    config: SandboxConfig,
-    pod_dirs: PodDirs,
-    processes: SandboxProcesses,
+struct PendingPod<S> {
+    environment: PodEnvironment<S>,
     /// The kubelet stopped the pod before it started.
     stop: Option<Stop>,
 }
 
-impl SandboxPod {
+/// What the process that set up a sandbox has prepared for its pod.
+pub struct PodEnvironment<S> {
+    /// Provides images, volumes and a network.
+    pub services: S,
+    /// The pod's directories.
+    pub dirs: PodDirs,
+    /// The inner process.
+    pub inner: Pid,
+    /// The socket for requests to the inner process.
+    pub inner_socket: OwnedFd,
+    /// Makes root file systems from layers.
+    pub snapshotter: Snapshotter,
+    /// The sandbox is a step, whose resources other pods may wait for.
+    pub is_step: bool,
+}
+
+impl<S: NodeServices> SandboxPod<S> {
     /// A pod without a bundle.
-    pub fn new(config: SandboxConfig, pod_dirs: PodDirs, processes: SandboxProcesses) -> Self {
+    pub fn new(environment: PodEnvironment<S>) -> Self {
         let host = HostFacts {
-            host_ips: config.host_ips.clone(),
+            host_ips: environment.services.host_ips(),
             started_at: Some(Timestamp::now()),
         };
+        let dirs = &environment.dirs;
         Self {
-            is_step: config.is_step,
-            logs: LogDir::new(&pod_dirs.logs),
-            checkpoint: Arc::new(Checkpoint::new(&pod_dirs.disk)),
+            is_step: environment.is_step,
+            logs: LogDir::new(&dirs.logs),
+            checkpoint: Arc::new(Checkpoint::new(&dirs.disk)),
             stage: RefCell::new(Stage::Pending(Box::new(PendingPod {
-                config,
-                pod_dirs,
-                processes,
+                environment,
                 stop: None,
             }))),
             runtime: OnceCell::new(),
@@ -131,35 +149,24 @@ impl SandboxPod {
     }
 
     /// The container runtime, if the pod has started.
-    fn runtime(&self) -> Result<PodRuntime, Problem> {
+    fn runtime(&self) -> Result<PodRuntime<S>, Problem> {
         match &*self.stage.borrow() {
             Stage::Running(_, _, runtime) => Ok(runtime.clone()),
             Stage::Pending(_) | Stage::Failed => Err(Problem::not_found("the pod does not run")),
         }
     }
 
-    fn start(&self, pending: PendingPod, bundle: Bundle) -> std::io::Result<Stage> {
-        let PendingPod {
-            config,
-            pod_dirs,
-            processes,
-            stop,
-        } = pending;
-        let services = LocalNodeServices::new(
-            &config,
-            &pod_dirs,
-            ImagePuller::new(processes.fork_servers)?,
-        );
-        let snapshotter = config.snapshotter.clone();
-        let (pod, measured_dirs) = (bundle.pod.clone(), pod_dirs.clone());
+    fn start(&self, pending: PendingPod<S>, bundle: Bundle) -> std::io::Result<Stage<S>> {
+        let PendingPod { environment, stop } = pending;
+        let (pod, measured_dirs) = (bundle.pod.clone(), environment.dirs.clone());
         let runtime = LinuxRuntime::new(
-            services,
-            pod_dirs,
+            environment.services,
+            environment.dirs,
             self.logs.clone(),
-            processes.inner,
-            processes.inner_socket,
+            environment.inner,
+            environment.inner_socket,
             bundle.clone(),
-            snapshotter,
+            environment.snapshotter,
         )?;
         let runtime = Rc::new(runtime);
         let _ = self.runtime.set(runtime.clone());
@@ -210,7 +217,7 @@ async fn publish_states(
 
 /// Exits when the inner process dies. The kubelet notices the exit and starts another sandbox, which continues by the pod's restart
 /// policy.
-async fn exit_after_inner_died(runtime: PodRuntime) {
+async fn exit_after_inner_died<S: NodeServices>(runtime: PodRuntime<S>) {
     runtime.inner_died().await;
     tracing::error!("the pod's inner process was killed");
     // In the host's pid namespace, the inner process's children survive it.
@@ -219,7 +226,10 @@ async fn exit_after_inner_died(runtime: PodRuntime) {
 }
 
 /// Exits when the pod has lost its network, as after the death of the inner process.
-async fn exit_after_network_lost(runtime: PodRuntime, lifecycle: LifecycleHandle) {
+async fn exit_after_network_lost<S: NodeServices>(
+    runtime: PodRuntime<S>,
+    lifecycle: LifecycleHandle,
+) {
     runtime.network_lost().await;
     if lifecycle.abandon().await {
         tracing::error!("the sandbox exits: the pod has lost its network");
@@ -229,9 +239,9 @@ async fn exit_after_network_lost(runtime: PodRuntime, lifecycle: LifecycleHandle
 }
 
 /// Applies bundles in order: updating volumes takes a while, and the newest bundle must win.
-async fn apply_bundles(
+async fn apply_bundles<S: NodeServices>(
     mut received: mpsc::UnboundedReceiver<Bundle>,
-    runtime: PodRuntime,
+    runtime: PodRuntime<S>,
     lifecycle: LifecycleHandle,
 ) {
     let mut retry = None;
@@ -278,7 +288,7 @@ async fn save_checkpoints(checkpoint: Arc<Checkpoint>, mut state: watch::Receive
     }
 }
 
-impl SandboxService for SandboxPod {
+impl<S: NodeServices> SandboxService for SandboxPod<S> {
     fn put_bundle(&self, bundle: Bundle) {
         let stage = self.stage.replace(Stage::Failed);
         let stage = match stage {
