@@ -11,6 +11,7 @@ use std::time::Duration;
 use network::hub::Inside;
 
 use super::hub::{read_config, report};
+use super::sandbox::AGENT_TIMEOUT;
 use crate::guard;
 use crate::node_dir;
 
@@ -20,6 +21,10 @@ use crate::node_dir;
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 const MAX_FAILED_CHECKS_WITH_PODS: u32 = 20;
 const MAX_FAILED_CHECKS: u32 = 2;
+const _: () = assert!(
+    CHECK_INTERVAL.as_secs() * MAX_FAILED_CHECKS_WITH_PODS as u64 > AGENT_TIMEOUT.as_secs(),
+    "pods that wait for an agent keep their network"
+);
 
 /// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {

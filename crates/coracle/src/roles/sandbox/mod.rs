@@ -45,8 +45,9 @@ use crate::cgroup;
 use crate::node_dir;
 use crate::pod_lock;
 
-/// Time that the sandbox waits for an agent.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(45);
+/// Time that the sandbox waits for an agent while no guard runs. A leader that reaches the node needs less to start one. The sandbox cannot
+/// wait until Slurm ends it, because Slurm may not know of it any more.
+pub const AGENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Name of the logs' directory, in the pod's directory.
 const LOGS_DIR: &str = "logs";
 /// Time-out of killing processes. A process that exceeds it is blocked in uninterruptible I/O.
