@@ -11,7 +11,9 @@ use anyhow::Context;
 use console::{Failure, FailureCode, Phases, print_stderr};
 use control_plane::components::{address_range, first_service_address};
 use control_plane::port::{ReservedPort, find_free_port};
-use control_plane::{ClusterConfig, ClusterPki, ControlPlaneEvent};
+use control_plane::{
+    ClusterConfig, ClusterKeys, ClusterPki, ClusterStorage, ControlPlaneEvent, KeysError,
+};
 use releases::Release;
 use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
@@ -21,7 +23,7 @@ use crate::agents::{AgentStarter, AgentStepHandle, StepFailure};
 use crate::control_plane::ControlPlaneProcess;
 use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
 use crate::grace::GracePeriods;
-use crate::node_plan::node_plans;
+use crate::node_plan::NodePlanner;
 use crate::{carry, objects, slurm_failure, token};
 
 /// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
@@ -62,10 +64,25 @@ pub struct ClusterOptions {
     pub api_port: u16,
     /// Launch pods as Slurm steps, unless their annotation chooses otherwise.
     pub pods_as_steps: bool,
+    /// Where the cluster's objects are kept.
+    pub storage: ClusterStorage,
+    /// Where its keys come from.
+    pub keys: ClusterKeys,
+    /// Whether its nodes may change.
+    pub membership: ClusterMembership,
     /// Print the logs of components and agents.
     pub verbose: bool,
     /// The directory for the components' logs; memory otherwise.
     pub log_dir: Option<PathBuf>,
+}
+
+/// Whether the nodes of a cluster may change while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClusterMembership {
+    /// All nodes of the allocation, from start to end. The cluster does not start if one of them can't join.
+    Fixed,
+    /// First the nodes of the allocation, then others too; see [`Cluster::add_nodes`] and [`Cluster::remove_node`].
+    Changing,
 }
 
 /// A running cluster.
@@ -86,6 +103,8 @@ pub struct Cluster {
     pub grace: GracePeriods,
     control_plane: ControlPlaneProcess,
     verbose: bool,
+    membership: ClusterMembership,
+    planner: NodePlanner,
     seeded: bool,
     pki: Arc<ClusterPki>,
     enrolment: Arc<EnrolmentListener>,
@@ -142,7 +161,8 @@ impl Cluster {
             tokio::join!(slurm.job_detail(allocation.job_id), slurm.kill_wait());
         let detail = detail.map_err(slurm_failure)?;
         let grace = GracePeriods::within_kill_wait(kill_wait.ok().flatten());
-        let pki = Arc::new(ClusterPki::new(certificate_lifetime(&detail))?);
+        let pki = ClusterPki::open(&options.keys, certificate_lifetime(&detail));
+        let pki = Arc::new(pki.map_err(keys_failure)?);
         let admin = pki.administrator()?;
         let api = SocketAddr::new(advertised, api_port.number());
         let token = token::generate()?;
@@ -160,6 +180,7 @@ impl Cluster {
             api_port: api_port.number(),
             service_cidr: options.service_cidr.clone(),
             pod_cidr: options.pod_cidr.clone(),
+            storage: options.storage.clone(),
             seed,
             workload: carry::workload().map(|(dir, _)| dir),
             lowers_gogc: release.is_our_build(),
@@ -186,7 +207,8 @@ impl Cluster {
             pods_grace: grace.pods(),
             pods_as_steps: options.pods_as_steps,
         };
-        let plans = node_plans(allocation, &detail, &name, &options.pod_cidr)?;
+        let mut planner = NodePlanner::new(allocation, &detail, &name, &options.pod_cidr)?;
+        let plans = planner.plan(&allocation.nodes, &detail)?;
         let enrolment = EnrolmentListener::new(shared, plans.len(), report_node);
         enrolment.add_nodes(plans);
         tokio::spawn(enrolment.clone().serve(listener));
@@ -195,11 +217,7 @@ impl Cluster {
             .map(|address| SocketAddr::new(*address, enrolment_port))
             .collect();
         let starter = AgentStarter::new(slurm, allocation.job_id, options.verbose, report_step)?;
-        let nodes = allocation.nodes.clone();
-        let join_config = enrolment.join_config(&nodes, leader_addresses.clone())?;
-        let step = starter.start(nodes.clone(), &join_config)?;
-
-        Ok(Self {
+        let mut cluster = Self {
             client: crate::client::connect(api, ca, &admin).await?,
             name,
             mark,
@@ -209,20 +227,24 @@ impl Cluster {
             grace,
             control_plane,
             verbose: options.verbose,
+            membership: options.membership,
+            planner,
             seeded,
             pki,
             enrolment,
             starter,
             leader_addresses,
-            steps: vec![step],
+            steps: Vec::new(),
             node_events,
             step_failures,
-            waiting_for: nodes.into_iter().collect(),
+            waiting_for: allocation.nodes.iter().cloned().collect(),
             lost: HashMap::new(),
             restarting: BTreeSet::new(),
             restarts: mpsc::unbounded_channel(),
             _api_port: api_port,
-        })
+        };
+        cluster.start_agents(allocation.nodes.clone())?;
+        Ok(cluster)
     }
 
     /// Waits until all nodes are Ready, Pods can be created and, if `controllers` is set, the controllers run.
@@ -269,12 +291,15 @@ impl Cluster {
                     }
                     self.handle_control_plane_event(&event);
                 }
-                ClusterEvent::Node(node, NodeEvent::Failed(problem)) => {
+                ClusterEvent::Node(node, NodeEvent::Failed(problem)) if self.is_fixed() => {
                     return Err(cannot_join(&node, &problem).into());
                 }
                 ClusterEvent::Node(_, NodeEvent::JobEnding) => return Err(job_ended().into()),
                 ClusterEvent::Node(node, event) => self.handle_node_event(&node, &event),
-                ClusterEvent::Step(failure) => return Err(step_failure(failure).into()),
+                ClusterEvent::Step(failure) if self.is_fixed() => {
+                    return Err(step_failure(failure).into());
+                }
+                ClusterEvent::Step(failure) => self.handle_step_failure(&failure),
                 ClusterEvent::Restart(node) => self.restart_agent(node),
             }
         }
@@ -300,18 +325,7 @@ impl Cluster {
                 }
                 ClusterEvent::Node(_, NodeEvent::JobEnding) => return ClusterEnd::JobEnded,
                 ClusterEvent::Node(node, event) => self.handle_node_event(&node, &event),
-                ClusterEvent::Step(StepFailure::Agent { node, problem }) => {
-                    // A surplus agent of a connected node may fail.
-                    if !self.enrolment.members().contains(&node) {
-                        self.handle_lost_node(&node, &problem);
-                    }
-                }
-                ClusterEvent::Step(StepFailure::Step { nodes, error }) => {
-                    let members = self.enrolment.members();
-                    for node in nodes.iter().filter(|node| !members.contains(*node)) {
-                        self.handle_lost_node(node, &error.to_string());
-                    }
-                }
+                ClusterEvent::Step(failure) => self.handle_step_failure(&failure),
                 ClusterEvent::Restart(node) => self.restart_agent(node),
             }
         }
@@ -325,6 +339,28 @@ impl Cluster {
             Some(failure) = self.step_failures.recv() => ClusterEvent::Step(failure),
             Some(node) = self.restarts.1.recv() => ClusterEvent::Restart(node),
         }
+    }
+
+    /// Lets more nodes of the job join, and starts their agents.
+    pub fn add_nodes(&mut self, nodes: Vec<String>, detail: &JobDetail) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
+        self.enrolment.add_nodes(self.planner.plan(&nodes, detail)?);
+        self.waiting_for.extend(nodes.iter().cloned());
+        self.start_agents(nodes)
+    }
+
+    /// Ends the agent of a node, which then deletes its Node. The node can't join again unless it is added again.
+    pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
+        self.enrolment.remove_node(node);
+        self.planner.release(node);
+        self.waiting_for.remove(node);
+        self.lost.remove(node);
+        Ok(())
+    }
+
+    fn is_fixed(&self) -> bool {
+        self.membership == ClusterMembership::Fixed
     }
 
     /// The CAs of the cluster.
@@ -381,8 +417,23 @@ impl Cluster {
         }
     }
 
+    fn handle_step_failure(&mut self, failure: &StepFailure) {
+        let (nodes, problem) = match failure {
+            StepFailure::Agent { node, problem } => (std::slice::from_ref(node), problem.clone()),
+            StepFailure::Step { nodes, error } => (nodes.as_slice(), error.to_string()),
+        };
+        // A surplus agent of a connected node may fail.
+        let members = self.enrolment.members();
+        for node in nodes.iter().filter(|node| !members.contains(*node)) {
+            self.handle_lost_node(node, &problem);
+        }
+    }
+
     /// Marks a lost node NotReady at once, and restarts its agent after a delay.
     fn handle_lost_node(&mut self, node: &str, problem: &str) {
+        if !self.planner.has(node) {
+            return; // It was removed.
+        }
         if !self.restarting.insert(node.to_owned()) {
             return; // Its restart is scheduled already.
         }
@@ -407,18 +458,19 @@ impl Cluster {
 
     fn restart_agent(&mut self, node: String) {
         self.restarting.remove(&node);
-        if self.enrolment.members().contains(&node) {
-            return; // The agent's guard has restarted it.
+        if self.enrolment.members().contains(&node) || !self.planner.has(&node) {
+            return; // The agent's guard has restarted it, or the node was removed.
         }
-        let nodes = vec![node.clone()];
-        let started = self
-            .enrolment
-            .join_config(&nodes, self.leader_addresses.clone())
-            .and_then(|join_config| self.starter.start(nodes, &join_config));
-        match started {
-            Ok(step) => self.steps.push(step),
-            Err(error) => tracing::warn!(node, %error, "cannot restart agent"),
+        if let Err(error) = self.start_agents(vec![node.clone()]) {
+            tracing::warn!(node, %error, "cannot restart agent");
         }
+    }
+
+    fn start_agents(&mut self, nodes: Vec<String>) -> anyhow::Result<()> {
+        let addresses = self.leader_addresses.clone();
+        let join_config = self.enrolment.join_config(&nodes, addresses)?;
+        self.steps.push(self.starter.start(nodes, &join_config)?);
+        Ok(())
     }
 
     fn handle_control_plane_event(&self, event: &ControlPlaneEvent) {
@@ -486,6 +538,12 @@ fn check_cidrs(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Fai
         }
     }
     Ok(())
+}
+
+fn keys_failure(error: KeysError) -> Failure {
+    Failure::new(FailureCode::Host, error.to_string())
+        .with_source(error)
+        .with_hint("the keys must belong to you alone (modes 0700 and 0600); without the directory, new keys are made")
 }
 
 fn reserve_api_port(port: u16) -> Result<ReservedPort, Failure> {

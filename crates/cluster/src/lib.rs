@@ -18,8 +18,9 @@ mod objects;
 mod seed;
 pub mod token;
 
+pub use ::control_plane::{ClusterKeys, ClusterStorage};
 pub use agents::AGENT_FAILED;
-pub use cluster::{Cluster, ClusterEnd, ClusterOptions};
+pub use cluster::{Cluster, ClusterEnd, ClusterMembership, ClusterOptions};
 pub use control_plane::ControlPlaneProcess;
 pub use grace::GracePeriods;
 pub use node_plan::NODE_PREFIX_LEN;

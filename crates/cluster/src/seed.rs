@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use console::Phases;
 use control_plane::port::ReservedPort;
-use control_plane::{ClusterConfig, ClusterPki, ControlPlaneEvent};
+use control_plane::{ClusterConfig, ClusterPki, ClusterStorage, ControlPlaneEvent};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use releases::Release;
@@ -41,6 +41,7 @@ async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Res
         api_port: port.number(),
         service_cidr: service_cidr.to_owned(),
         pod_cidr: "100.64.0.0/11".to_owned(),
+        storage: ClusterStorage::Memory,
         seed: None,
         workload: None,
         lowers_gogc: release.is_our_build(),

@@ -1,15 +1,18 @@
 //! The control plane's directory: a tmpfs over `/tmp` in a private mount namespace. The kernel frees it with the
-//! last process in that namespace.
+//! last process in that namespace. etcd's data may be on disk, and is then bound into it.
 //!
 //! Other processes of the same user, and only of that user, reach it below `/proc/PID/root`; see [`ControlPlaneDirOfPid`].
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use crate::private_file::{create_private_dir, write_private};
 use crate::protocol::ClusterConfig;
+use crate::storage::{ClusterStorage, StorageDir};
 
 /// The mount point. `/tmp` exists everywhere, and no process in the namespace needs the host's.
 const MOUNT_POINT: &str = "/tmp";
@@ -25,11 +28,15 @@ const LOGS: &str = "logs";
 const STORE: &str = "store";
 /// The size limit of the tmpfs: more than etcd's limit of 2 GiB and its log. Memory is used only as it fills.
 const MAX_BYTES: u64 = 4 << 30;
+/// The wait for a control plane that still uses the storage on disk. One that was killed ends within this time.
+const STORAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The control plane's directory, with paths as its own processes see them.
 #[derive(Debug, Clone)]
 pub struct ControlPlaneDir {
     root: PathBuf,
+    /// The storage on disk, locked as long as the control plane runs.
+    _storage: Option<Arc<StorageDir>>,
 }
 
 impl ControlPlaneDir {
@@ -37,7 +44,11 @@ impl ControlPlaneDir {
     /// below the directory that the tmpfs covers. Programs and workload are bound file by file, so they stay
     /// accessible after their names are removed outside; the seed and the logs are bound as directories.
     pub fn mount(config: &ClusterConfig) -> io::Result<Self> {
-        let cp_dir = Self::at(MOUNT_POINT);
+        let mut cp_dir = Self::at(MOUNT_POINT);
+        let storage = match &config.storage {
+            ClusterStorage::Memory => None,
+            ClusterStorage::Disk(path) => Some(StorageDir::open(path, STORAGE_TIMEOUT)?),
+        };
         let open = |dir: Option<&PathBuf>| dir.map(|dir| open_dir(dir)).transpose();
         let (seed, logs) = (open(config.seed.as_ref())?, open(config.log_dir.as_ref())?);
         let (release, workload) = (
@@ -45,8 +56,12 @@ impl ControlPlaneDir {
             open(config.workload.as_ref())?,
         );
         linux::mount::tmpfs(&cp_dir.root, MAX_BYTES)?;
-        for dir in [cp_dir.pki(), cp_dir.seed(), cp_dir.logs()] {
+        for dir in [cp_dir.pki(), cp_dir.seed(), cp_dir.logs(), cp_dir.store()] {
             create_private_dir(&dir)?;
+        }
+        if let Some(storage) = storage {
+            linux::mount::bind(&path_of(&storage.etcd), &cp_dir.store())?;
+            cp_dir._storage = Some(Arc::new(storage));
         }
         for (source, target) in [(seed, cp_dir.seed()), (logs, cp_dir.logs())] {
             if let Some(source) = source {
@@ -69,7 +84,10 @@ impl ControlPlaneDir {
 
     /// The same layout at another path, for tests.
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self {
+            root: root.into(),
+            _storage: None,
+        }
     }
 
     /// Writes the files of the configuration, readable only by the user.
@@ -197,10 +215,6 @@ fn bind_files(source: &Path, target: &Path, depth: BindDepth) -> io::Result<()> 
     Ok(())
 }
 
-fn create_private_dir(path: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(path)
-}
-
 /// A path to an open directory that later mounts do not cover.
 fn path_of(dir: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
@@ -209,13 +223,4 @@ fn path_of(dir: &File) -> PathBuf {
 fn open_dir(path: &Path) -> io::Result<File> {
     File::open(path)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-}
-
-fn write_private(path: &Path, content: &str) -> io::Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?
-        .write_all(content.as_bytes())
 }

@@ -1,5 +1,5 @@
-//! The cluster's certificates: one CA per purpose, generated in memory for one cluster and valid about as long as the
-//! cluster runs.
+//! The cluster's certificates: one CA per purpose. They are generated in memory for one cluster, or come from a directory
+//! ([`crate::key_dir`]).
 //!
 //! With separate CAs a certificate works only for its purpose: a kubelet's serving certificate does not authenticate to the
 //! API server.
@@ -13,6 +13,7 @@ use rcgen::{
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SubjectPublicKeyInfo,
 };
 use time::OffsetDateTime;
+use x509_parser::pem::parse_x509_pem;
 
 /// Certificates are valid from this long before their creation, because the clocks of nodes differ.
 pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
@@ -83,6 +84,7 @@ impl CertificateSubject {
 pub struct CertificateAuthority {
     cert_pem: String,
     issuer: Issuer<'static, KeyPair>,
+    /// When the certificates that it signs expire.
     not_after: OffsetDateTime,
 }
 
@@ -113,13 +115,39 @@ impl CertificateAuthority {
         })
     }
 
+    /// Loads a CA. Certificates that it signs are valid for `lifetime`, and as long as the CA at most.
+    pub(crate) fn from_pem(
+        cert_pem: &str,
+        key_pem: &str,
+        lifetime: Duration,
+    ) -> Result<Self, String> {
+        let key = KeyPair::from_pem(key_pem).map_err(|error| format!("its key: {error}"))?;
+        let (_, pem) = parse_x509_pem(cert_pem.as_bytes()).map_err(|error| error.to_string())?;
+        let cert = pem.parse_x509().map_err(|error| error.to_string())?;
+        if cert.public_key().raw != key.subject_public_key_info() {
+            return Err("it is not the certificate of its key".to_owned());
+        }
+        let now = OffsetDateTime::now_utc();
+        let end = OffsetDateTime::from_unix_timestamp(cert.validity().not_after.timestamp());
+        let end = end.map_err(|error| error.to_string())?;
+        if end <= now {
+            return Err(format!("it expired on {}", end.date()));
+        }
+        let issuer = Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| error.to_string())?;
+        Ok(Self {
+            cert_pem: cert_pem.to_owned(),
+            issuer,
+            not_after: end.min(now + lifetime),
+        })
+    }
+
     /// The CA's certificate.
     pub fn cert_pem(&self) -> &str {
         &self.cert_pem
     }
 
     /// The CA's private key.
-    fn key_pem(&self) -> String {
+    pub(crate) fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
@@ -223,16 +251,42 @@ pub struct ClusterPki {
 impl ClusterPki {
     /// Generates all CAs.
     pub fn new(lifetime: Duration) -> Result<Self, PkiError> {
-        let authority = |name: &str| CertificateAuthority::new(name, lifetime);
+        let authority =
+            |name: &str| CertificateAuthority::new(&format!("coracle-{name}"), lifetime);
+        Self::with_authorities(authority, new_key("service accounts")?)
+    }
+
+    /// Gets each CA by its name.
+    pub(crate) fn with_authorities<E>(
+        authority: impl Fn(&str) -> Result<CertificateAuthority, E>,
+        service_account: KeyPair,
+    ) -> Result<Self, E> {
         Ok(Self {
-            cluster: authority("coracle-cluster")?,
-            client: authority("coracle-client")?,
-            kubelet: authority("coracle-kubelet")?,
-            kubelet_client: authority("coracle-kubelet-client")?,
-            front_proxy: authority("coracle-front-proxy")?,
-            join: authority("coracle-join")?,
-            service_account: new_key("service accounts")?,
+            cluster: authority("cluster")?,
+            client: authority("client")?,
+            kubelet: authority("kubelet")?,
+            kubelet_client: authority("kubelet-client")?,
+            front_proxy: authority("front-proxy")?,
+            join: authority("join")?,
+            service_account,
         })
+    }
+
+    /// All CAs with their names.
+    pub(crate) fn authorities(&self) -> [(&'static str, &CertificateAuthority); 6] {
+        [
+            ("cluster", &self.cluster),
+            ("client", &self.client),
+            ("kubelet", &self.kubelet),
+            ("kubelet-client", &self.kubelet_client),
+            ("front-proxy", &self.front_proxy),
+            ("join", &self.join),
+        ]
+    }
+
+    /// The key that signs the tokens of service accounts.
+    pub(crate) fn service_account(&self) -> &KeyPair {
+        &self.service_account
     }
 
     /// A client certificate of a cluster administrator.

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::storage::ClusterStorage;
+
 /// The upstream programs, in the order of their dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -67,7 +69,9 @@ pub struct ClusterConfig {
     pub service_cidr: String,
     /// The address range of pods.
     pub pod_cidr: String,
-    /// The seed: an etcd data directory to start from. Without it etcd starts empty.
+    /// Where etcd keeps the objects.
+    pub storage: ClusterStorage,
+    /// The seed: an etcd data directory to start from. Without it an empty store stays empty.
     pub seed: Option<PathBuf>,
     /// A directory to bind into the control plane's directory, because the parent removes it soon.
     pub workload: Option<PathBuf>,

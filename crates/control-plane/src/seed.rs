@@ -10,6 +10,37 @@ use std::path::Path;
 
 use rustix::fs::{SeekFrom, seek};
 
+/// The directory that etcd creates in its data directory.
+const MEMBER: &str = "member";
+
+/// Copies the seed into etcd's data directory `store`, unless that has objects already. An interrupted copy is not mistaken for a
+/// store.
+pub fn install(seed: &Path, store: &Path) -> io::Result<()> {
+    if store.join(MEMBER).exists() {
+        return Ok(());
+    }
+    let copy_path = store.join("member.new");
+    match std::fs::remove_dir_all(&copy_path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => copy(&seed.join(MEMBER), &copy_path)?,
+    }
+    sync(&copy_path)?;
+    std::fs::rename(&copy_path, store.join(MEMBER))?;
+    File::open(store)?.sync_all()
+}
+
+/// Flushes all files below `dir` to disk.
+fn sync(dir: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => sync(&path)?,
+            false => File::open(&path)?.sync_all()?,
+        }
+    }
+    File::open(dir)?.sync_all()
+}
+
 /// Copies etcd's data directory `from` to the new directory `to`, keeping holes: etcd preallocates 64 MiB for its
 /// log and uses a few KiB of it.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
@@ -79,7 +110,7 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
-    fn copy_keeps_holes() {
+    fn copy_keeps_holes_and_existing_store() {
         let dir = tempfile::tempdir().unwrap();
         let from = dir.path().join("from");
         std::fs::create_dir_all(from.join("member/wal")).unwrap();
@@ -98,6 +129,15 @@ mod tests {
             std::fs::read(&copied).unwrap(),
             std::fs::read(from.join("member/wal/0.wal")).unwrap()
         );
+
+        let store = dir.path().join("store");
+        std::fs::create_dir_all(store.join("member.new/interrupted")).unwrap();
+        install(&from, &store).unwrap();
+        assert!(store.join("member/wal/0.wal").exists());
+        assert_eq!(std::fs::read_dir(&store).unwrap().count(), 1);
+        std::fs::write(store.join("member/wal/1.wal"), "new objects").unwrap();
+        install(&from, &store).unwrap();
+        assert!(store.join("member/wal/1.wal").exists());
         assert!(
             copy(&from, &to).is_err(),
             "an existing copy is not overwritten"

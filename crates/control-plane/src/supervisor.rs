@@ -41,7 +41,8 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(20);
 const MAX_QUICK_EXITS: u32 = 5;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
-/// The time between SIGTERM and SIGKILL. Killing etcd loses nothing that must be kept, because its data is in memory only.
+/// The time between SIGTERM and SIGKILL. Killing etcd loses nothing that must be kept: its data is in memory only, or every
+/// write that it has confirmed is on disk.
 const STOP_GRACE_PERIOD: Duration = Duration::from_secs(3);
 
 /// The control plane cannot be set up.
@@ -137,7 +138,7 @@ fn prepare(config: &ClusterConfig, cp_dir: &ControlPlaneDir) -> Result<(), Setup
         .extend(components::derived_files(config, cp_dir));
     cp_dir.write(&complete).map_err(SetupError::Files)?;
     if let Some(path) = &config.seed {
-        seed::copy(&cp_dir.seed(), &cp_dir.store()).map_err(|source| SetupError::Seed {
+        seed::install(&cp_dir.seed(), &cp_dir.store()).map_err(|source| SetupError::Seed {
             path: path.clone(),
             source,
         })?;

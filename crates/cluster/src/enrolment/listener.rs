@@ -114,6 +114,15 @@ impl EnrolmentListener {
         self.nodes.lock().unwrap().extend(nodes);
     }
 
+    /// Ends the agent of a node, and lets it enrol no more.
+    pub fn remove_node(&self, node: &str) {
+        lock(&self.nodes).remove(node);
+        lock(&self.tokens).remove(node);
+        if let Some(member) = lock(&self.members).get(node) {
+            let _ = member.sender.send(LeaderMessage::End);
+        }
+    }
+
     /// The configuration with which the agents of `nodes` enrol. Its token admits each of them once.
     pub fn join_config(
         &self,
@@ -447,6 +456,26 @@ mod tests {
         assert!(listener.admit(&late, None).is_err());
         listener.add_nodes([("node3".to_owned(), NodePlan::default())]);
         listener.admit(&late, None).unwrap();
+    }
+
+    #[test]
+    fn removed_node_is_ended_and_refused() {
+        let listener = listener();
+        let token = token_for(&listener, "node1");
+        let (sender, mut messages) = mpsc::unbounded_channel();
+        let key = String::new();
+        lock(&listener.members).insert("node1".to_owned(), Member { key, sender });
+        listener.remove_node("node1");
+        assert!(matches!(messages.try_recv(), Ok(LeaderMessage::End)));
+        let admitted = |token, certificate_node| {
+            listener
+                .admit(&request("node1", token), certificate_node)
+                .is_ok()
+        };
+        assert!(!admitted(Some(token.as_str()), None));
+        assert!(!admitted(None, Some("node1")));
+        listener.add_nodes([("node1".to_owned(), NodePlan::default())]);
+        assert!(!admitted(Some(token.as_str()), None));
     }
 
     #[test]

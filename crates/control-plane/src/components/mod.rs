@@ -21,7 +21,7 @@ pub fn flags(
     cp_dir: &ControlPlaneDir,
 ) -> Vec<String> {
     match component {
-        ControlPlaneComponent::Etcd => etcd::flags(cp_dir),
+        ControlPlaneComponent::Etcd => etcd::flags(config, cp_dir),
         ControlPlaneComponent::KubeApiserver => apiserver::flags(config, cp_dir),
         ControlPlaneComponent::KubeScheduler => scheduler::flags(cp_dir),
         ControlPlaneComponent::KubeControllerManager => controller_manager::flags(config, cp_dir),
@@ -67,6 +67,7 @@ pub fn derived_files(config: &ClusterConfig, cp_dir: &ControlPlaneDir) -> BTreeM
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::ClusterStorage;
 
     fn config() -> ClusterConfig {
         ClusterConfig {
@@ -76,6 +77,7 @@ mod tests {
             api_port: 36443,
             service_cidr: "100.96.0.0/16".into(),
             pod_cidr: "100.64.0.0/11".into(),
+            storage: ClusterStorage::Memory,
             seed: None,
             workload: None,
             lowers_gogc: true,
@@ -93,6 +95,21 @@ mod tests {
             let flags = flags(component, &config(), &cp_dir).join("\n");
             insta::assert_snapshot!(component.program(), flags);
         }
+    }
+
+    #[test]
+    fn etcd_on_disk_uses_fsync() {
+        let on_disk = ClusterConfig {
+            storage: ClusterStorage::Disk("/home/user/state".into()),
+            ..config()
+        };
+        let flags = |config: &ClusterConfig| {
+            let dir = ControlPlaneDir::at("/tmp");
+            flags(ControlPlaneComponent::Etcd, config, &dir)
+        };
+        let mut in_memory = flags(&config());
+        in_memory.retain(|flag| flag != "--unsafe-no-fsync");
+        assert_eq!(flags(&on_disk), in_memory);
     }
 
     #[test]

@@ -69,9 +69,7 @@ impl ImageStore {
         let path = self.partial().join(name);
         let mut waiting = Some(waiting);
         loop {
-            if self.has(blob)
-                && let Some(grant) = self.blob_grant(blob.digest, requester)?
-            {
+            if let Some(grant) = self.present(blob, requester)? {
                 return Ok(BlobClaim::Present(grant));
             }
             let file = lock::open(&path)?;
@@ -92,10 +90,27 @@ impl ImageStore {
             if !is_file_at(&file, &path) {
                 continue;
             }
+            // Or the blob was published after the check above, and `open` has created an empty file.
+            if let Some(grant) = self.present(blob, requester)? {
+                let _ = fs::remove_file(&path);
+                return Ok(BlobClaim::Present(grant));
+            }
             let resumed = tokio::task::spawn_blocking(move || PartialFile::resume(file)).await;
             let resumed = resumed.map_err(|_| ImageStoreError::Busy(self.root.clone()))?;
             let file = resumed.map_err(|e| ImageStoreError::io("read", &path, e))?;
             return Ok(self.download_claim(blob.digest, file, path, None));
+        }
+    }
+
+    /// The grant that lets the requester use a blob, if the store has it.
+    fn present(
+        &self,
+        blob: &Descriptor,
+        requester: &Requester,
+    ) -> Result<Option<Grant>, ImageStoreError> {
+        match self.has(blob) {
+            true => self.blob_grant(blob.digest, requester),
+            false => Ok(None),
         }
     }
 

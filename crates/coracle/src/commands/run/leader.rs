@@ -9,7 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use cluster::{Cluster, ClusterEnd, ClusterOptions, WORKLOAD_MARK, carry};
+use cluster::{
+    Cluster, ClusterEnd, ClusterKeys, ClusterMembership, ClusterOptions, ClusterStorage,
+    WORKLOAD_MARK, carry,
+};
 use rustix::process::{Pid, Signal};
 use slurm::{Allocation, Slurm};
 use tokio::process::Child;
@@ -97,6 +100,9 @@ fn cluster_options(options: &RunOptions) -> ClusterOptions {
         service_cidr: options.service_cidr.clone(),
         api_port: options.api_port,
         pods_as_steps: options.pods_as_steps,
+        storage: ClusterStorage::Memory,
+        keys: ClusterKeys::Generated,
+        membership: ClusterMembership::Fixed,
         verbose: options.verbose,
         log_dir: options.logs.clone(),
     }
