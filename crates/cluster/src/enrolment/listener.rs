@@ -116,9 +116,9 @@ impl EnrolmentListener {
 
     /// Ends the agent of a node, and lets it enrol no more.
     pub fn remove_node(&self, node: &str) {
-        lock(&self.nodes).remove(node);
-        lock(&self.tokens).remove(node);
-        if let Some(member) = lock(&self.members).get(node) {
+        self.nodes.lock().unwrap().remove(node);
+        self.tokens.lock().unwrap().remove(node);
+        if let Some(member) = self.members.lock().unwrap().get(node) {
             let _ = member.sender.send(LeaderMessage::End);
         }
     }
