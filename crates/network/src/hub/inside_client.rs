@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linux::packet::Packet;
@@ -221,7 +221,7 @@ async fn send_request(
 
 /// Starts a process inside and connects to it.
 async fn start_process(
-    socket: &PathBuf,
+    socket: &Path,
     previous: Option<&HubNamespaces>,
     spawn: &SpawnInside,
 ) -> io::Result<PacketConnection> {
@@ -244,7 +244,7 @@ async fn start_process(
 }
 
 /// Kills a process inside that does not respond: two would compete for the socket.
-fn kill_listener(socket: &PathBuf) {
+fn kill_listener(socket: &Path) {
     let Ok(connection) = super::packet_socket::connect(socket) else {
         return;
     };
