@@ -13,7 +13,6 @@
 //! to disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod eviction;
-mod layer_holds;
 mod node_services;
 mod pod;
 mod pull_process;
