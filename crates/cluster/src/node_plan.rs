@@ -154,6 +154,7 @@ mod tests {
         let detail = JobDetail {
             job_id: 1,
             state: None,
+            reason: None,
             partition: None,
             end_time: None,
             nodes: Vec::new(),

@@ -24,7 +24,9 @@ mod store;
 
 pub use download::{Digest, DigestError, error_chain};
 pub use error::{ImageError, PullError};
-pub use layers::{ImageLimits, LayerError, LayerHold, Layers, UnpackError};
+pub use layers::{
+    ImageGcPolicy, ImageLimits, LayerError, LayerHold, LayerHolds, Layers, UnpackError,
+};
 pub use manifest::{Descriptor, DocumentError, ImageConfig, architecture};
 pub use progress::{NoProgress, PullEvent, PullProgress};
 pub use pull::{LocalImage, PullPolicy, PullRequest, ensure, pull};

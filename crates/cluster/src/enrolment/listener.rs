@@ -464,7 +464,9 @@ mod tests {
         let token = token_for(&listener, "node1");
         let (sender, mut messages) = mpsc::unbounded_channel();
         let key = String::new();
-        lock(&listener.members).insert("node1".to_owned(), Member { key, sender });
+        let member = Member { key, sender };
+        let members = &listener.members;
+        members.lock().unwrap().insert("node1".to_owned(), member);
         listener.remove_node("node1");
         assert!(matches!(messages.try_recv(), Ok(LeaderMessage::End)));
         let admitted = |token, certificate_node| {

@@ -1,73 +1,44 @@
 //! The policy of image garbage collection.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use images::ImageGcPolicy;
 
 /// Overrides the defaults, as in `high=85,low=80,age=2m,every=5m`.
 const VARIABLE: &str = "CORACLE_IMAGE_GC";
 
-/// Thresholds and intervals of garbage collection, named as in upstream's kubelet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageGcPolicy {
-    /// Disk usage in percent that starts garbage collection (`imageGCHighThresholdPercent`).
-    pub high_threshold_percent: u64,
-    /// Disk usage in percent at which it stops (`imageGCLowThresholdPercent`).
-    pub low_threshold_percent: u64,
-    /// Layers used more recently than this are kept (`imageMinimumGCAge`).
-    pub min_age: Duration,
-    /// The interval of checks.
-    pub interval: Duration,
-}
-
-impl Default for ImageGcPolicy {
-    /// Upstream's defaults.
-    fn default() -> Self {
-        Self {
-            high_threshold_percent: 85,
-            low_threshold_percent: 80,
-            min_age: Duration::from_secs(120),
-            interval: Duration::from_secs(300),
-        }
-    }
-}
-
-impl FromStr for ImageGcPolicy {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> anyhow::Result<Self> {
-        let mut policy = Self::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let (number, unit) = match value.strip_suffix('m') {
-                Some(minutes) => (minutes, 60),
-                None => (value.strip_suffix('s').unwrap_or(value), 1),
-            };
-            let number: u64 = number.parse().ok().with_context(|| {
-                format!("{VARIABLE}: {part:?} is not like high=85, low=80, age=2m or every=5m")
-            })?;
-            let time = Duration::from_secs(number.saturating_mul(unit));
-            match name {
-                "high" => policy.high_threshold_percent = number,
-                "low" => policy.low_threshold_percent = number,
-                "age" => policy.min_age = time,
-                "every" => policy.interval = time.max(Duration::from_secs(1)),
-                other => bail!("{VARIABLE} has no {other:?}"),
-            }
-        }
-        if policy.low_threshold_percent > policy.high_threshold_percent
-            || policy.high_threshold_percent > 100
-        {
-            bail!("{VARIABLE}: low must not be above high, nor high above 100");
-        }
-        Ok(policy)
-    }
-}
-
 /// The policy from the environment, or the default.
 pub fn from_environment() -> anyhow::Result<ImageGcPolicy> {
-    std::env::var(VARIABLE).unwrap_or_default().parse()
+    parse(&std::env::var(VARIABLE).unwrap_or_default())
+}
+
+fn parse(text: &str) -> anyhow::Result<ImageGcPolicy> {
+    let mut policy = ImageGcPolicy::default();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let (number, unit) = match value.strip_suffix('m') {
+            Some(minutes) => (minutes, 60),
+            None => (value.strip_suffix('s').unwrap_or(value), 1),
+        };
+        let number: u64 = number.parse().ok().with_context(|| {
+            format!("{VARIABLE}: {part:?} is not like high=85, low=80, age=2m or every=5m")
+        })?;
+        let time = Duration::from_secs(number.saturating_mul(unit));
+        match name {
+            "high" => policy.high_threshold_percent = number,
+            "low" => policy.low_threshold_percent = number,
+            "age" => policy.min_age = time,
+            "every" => policy.interval = time.max(Duration::from_secs(1)),
+            other => bail!("{VARIABLE} has no {other:?}"),
+        }
+    }
+    if policy.low_threshold_percent > policy.high_threshold_percent
+        || policy.high_threshold_percent > 100
+    {
+        bail!("{VARIABLE}: low must not be above high, nor high above 100");
+    }
+    Ok(policy)
 }
 
 #[cfg(test)]
@@ -76,7 +47,6 @@ mod tests {
 
     #[test]
     fn parses_policy() {
-        let parse = |text: &str| text.parse::<ImageGcPolicy>();
         assert_eq!(parse("").unwrap(), ImageGcPolicy::default());
         assert_eq!(
             parse("high=50,low=0,age=0,every=1s").unwrap(),

@@ -12,6 +12,8 @@
 //!
 //! Files are owned by ids of the user namespace that they were unpacked in, so they must be removed in it too.
 
+mod gc;
+mod holds;
 mod ids;
 mod layer_tree;
 mod path;
@@ -29,6 +31,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+pub use gc::ImageGcPolicy;
+pub use holds::LayerHolds;
 pub use unpack::{UnpackBudget, UnpackError};
 
 use crate::compression::decompress;

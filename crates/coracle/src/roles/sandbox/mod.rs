@@ -12,7 +12,6 @@
 //! If no agent comes for a while, and no guard will start one, it ends the pod and exits. It saves the state of the pod's containers
 //! to disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
-mod layer_holds;
 mod node_services;
 mod pull_process;
 mod puller;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use images::protocol::{PullCommand, PullOutput};
-use images::{PullPolicy, PullRequest};
+use images::{LayerHolds, PullPolicy, PullRequest};
 use network::hub::{AttachRequest, HubAttachment};
 use pod_protocol::Problem;
 use sandbox::container_runtime::{
@@ -27,7 +27,6 @@ use tokio_util::task::AbortOnDropHandle;
 use volumes::{PodVolumes, VolumeSource};
 
 use super::SandboxConfig;
-use super::layer_holds::PodLayerHolds;
 use super::puller::ImagePuller;
 use crate::node_dir;
 
@@ -58,7 +57,7 @@ pub struct LocalNodeServices {
     /// Images that the pod has, by reference, so that a restarted container does not need another pull.
     present: RefCell<HashMap<String, PodImage>>,
     /// Holds on the layers of these images.
-    layer_holds: PodLayerHolds,
+    layer_holds: LayerHolds,
 }
 
 impl LocalNodeServices {
@@ -79,7 +78,7 @@ impl LocalNodeServices {
             ))),
             attachment_task: RefCell::new(None),
             present: RefCell::default(),
-            layer_holds: PodLayerHolds::new(node_dir::layers(&config.node_dir)),
+            layer_holds: LayerHolds::new(node_dir::layers(&config.node_dir)),
         }
     }
 
@@ -177,9 +176,9 @@ impl NodeServices for LocalNodeServices {
                 Ok(()) => break image,
                 // Garbage collection removed a layer after the pull.
                 Err(error) if attempts > 0 => {
-                    tracing::debug!(error, "a layer was removed after the pull; pulling again")
+                    tracing::debug!(%error, "a layer was removed after the pull; pulling again")
                 }
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(failed(images::error_chain(&error))),
             }
         };
         let config = image.config;

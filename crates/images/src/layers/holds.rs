@@ -1,46 +1,46 @@
-//! Holds on the layers of a pod's images, so that garbage collection does not remove them while the pod runs.
+//! Holds on the layers of images that are in use, so that garbage collection does not remove them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 
-use images::{LayerError, LayerHold, Layers};
+use super::{LayerError, LayerHold, Layers, io_error};
 
 /// Holds layers until it is dropped. This includes layers of an image that was pulled again under the same name since, because
 /// earlier containers still run on them.
-pub struct PodLayerHolds {
+#[derive(Debug)]
+pub struct LayerHolds {
     dir: PathBuf,
     holds: RefCell<HashMap<PathBuf, LayerHold>>,
 }
 
-impl PodLayerHolds {
+impl LayerHolds {
     /// No holds yet, on layers in the directory `dir`.
-    pub fn new(dir: PathBuf) -> Self {
-        Self {
+    pub fn new(dir: PathBuf) -> LayerHolds {
+        LayerHolds {
             dir,
             holds: RefCell::default(),
         }
     }
 
     /// Keeps layers from being removed. May wait for a process that is removing one.
-    pub async fn hold(&self, layers: &[PathBuf]) -> Result<(), String> {
-        let dir = self.dir.clone();
+    pub async fn hold(&self, layers: &[PathBuf]) -> Result<(), LayerError> {
         let new: Vec<PathBuf> = {
             let holds = self.holds.borrow();
             let new = layers.iter().filter(|layer| !holds.contains_key(*layer));
             new.cloned().collect()
         };
+        let dir = self.dir.clone();
         let hold = move || -> Result<Vec<_>, LayerError> {
             let all = Layers::open(&dir)?;
             let hold = |layer: PathBuf| Ok((all.hold(std::slice::from_ref(&layer))?, layer));
             new.into_iter().map(hold).collect()
         };
-        let new_holds = tokio::task::spawn_blocking(hold)
-            .await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| images::error_chain(&error))?;
-        let new_holds = new_holds.into_iter().map(|(hold, layer)| (layer, hold));
-        self.holds.borrow_mut().extend(new_holds);
+        let held = tokio::task::spawn_blocking(hold).await;
+        let held = held.map_err(|error| io_error("hold", &self.dir)(io::Error::other(error)))??;
+        let held = held.into_iter().map(|(hold, layer)| (layer, hold));
+        self.holds.borrow_mut().extend(held);
         Ok(())
     }
 }
@@ -59,7 +59,7 @@ mod tests {
         for layer in [&base, &old, &new] {
             std::fs::create_dir(layer).unwrap();
         }
-        let holds = PodLayerHolds::new(home.path().to_owned());
+        let holds = LayerHolds::new(home.path().to_owned());
         holds.hold(&[base.clone(), old.clone()]).await.unwrap();
         holds.hold(&[base.clone(), new.clone()]).await.unwrap();
         assert_eq!(holds.holds.borrow().len(), 3);
