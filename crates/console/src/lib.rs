@@ -1,7 +1,7 @@
 //! Coracle's messages to the user on standard error: lines, the phases of a command, progress of downloads, and errors with a
 //! hint and an exit code. Standard output is for data and the workload.
 //!
-//! Uses no other crate of ours. Start reading at [`Failure`].
+//! Knows neither the commands that print nor the errors of other crates: the binary converts those. Start reading at [`Failure`].
 
 #![warn(unused_crate_dependencies)]
 

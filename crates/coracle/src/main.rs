@@ -2,7 +2,9 @@
 //!
 //! One binary contains every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs` and
 //! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
-//! the other crates and reports to the user. docs/architecture.md shows the processes.
+//! the other crates and reports to the user; it leaves all else to them. docs/architecture.md shows the processes.
+//!
+//! Start reading at `commands/run/leader.rs` (a cluster's leader), `roles/node/` (a node's agent) and `roles/sandbox/` (a pod).
 
 // Some development dependencies are used only by the tests in `tests/`.
 #![cfg_attr(not(test), warn(unused_crate_dependencies))]

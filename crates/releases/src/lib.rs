@@ -2,7 +2,7 @@
 //! which new clusters start.
 //!
 //! Start reading at [`Release::find`]. Only the store writes to the directories of releases; [`fetch`] and [`import`] use it. This crate
-//! starts no control plane: the caller of [`seed::ensure`] does that.
+//! knows no clusters and starts no control plane: the caller of [`seed::ensure`] does that.
 
 #![warn(unused_crate_dependencies)]
 

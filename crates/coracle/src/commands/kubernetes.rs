@@ -1,16 +1,14 @@
 //! `coracle kubernetes …`: downloads or imports a release of upstream Kubernetes, and lists the installed ones.
 
-use std::error::Error;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use console::{FailureCode, Phases, print_stderr};
+use console::{Phases, print_stderr};
 use releases::{
-    FetchError, FetchOptions, ImportError, ImportOptions, PINNED_ETCD, PINNED_KUBERNETES, Release,
-    ReleaseError, ReleaseSearch,
+    FetchOptions, ImportOptions, PINNED_ETCD, PINNED_KUBERNETES, Release, ReleaseSearch,
 };
 
 use crate::cli::DEFAULT_SERVICE_CIDR;
@@ -162,32 +160,6 @@ async fn run(command: KubernetesCommand) -> anyhow::Result<()> {
             &mut io::stdout().lock(),
         )?),
     }
-}
-
-/// A hint for errors of this command.
-pub fn hint_of(cause: &(dyn Error + 'static)) -> Option<String> {
-    let release = || cause.downcast_ref().and_then(ReleaseError::hint);
-    let fetch = || cause.downcast_ref().and_then(FetchError::hint);
-    let import = || cause.downcast_ref().and_then(ImportError::hint);
-    release().or_else(fetch).or_else(import)
-}
-
-/// The exit code for errors of this command.
-pub fn code_of(cause: &(dyn Error + 'static)) -> Option<FailureCode> {
-    if cause.is::<ReleaseError>() {
-        return Some(FailureCode::NoKubernetes);
-    }
-    if let Some(error) = cause.downcast_ref() {
-        return Some(match error {
-            FetchError::Version(_) | FetchError::Mirror { .. } => FailureCode::Usage,
-            FetchError::Store(..) => FailureCode::CannotWrite,
-            _ => FailureCode::NoKubernetes,
-        });
-    }
-    Some(match cause.downcast_ref()? {
-        ImportError::Store(_) => FailureCode::CannotWrite,
-        _ => FailureCode::NoKubernetes,
-    })
 }
 
 /// Reports a release after `fetch` or `import`, also if it was installed before.

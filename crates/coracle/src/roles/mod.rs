@@ -1,4 +1,5 @@
-//! The roles that Coracle starts itself: `coracle internal ROLE` calls `main` in module `ROLE`.
+//! The roles that Coracle starts itself: `coracle internal ROLE` calls `main` in module `ROLE`. A role that lasts as long as a cluster,
+//! a node or a pod is named by a noun; a role that does one task and exits is named by a verb.
 //!
 //! A role's module also has the part that other processes use to start it: the type of its configuration, or a function
 //! `start_process` (which returns when the process runs) or `run_process` (which returns when it has exited). Roles use nothing else of

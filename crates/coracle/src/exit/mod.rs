@@ -3,6 +3,9 @@
 //! A workload's exit code is passed through unchanged. Coracle's own codes follow `sysexits.h`, away from the codes that
 //! programs usually choose. docs/exit-codes.md lists them.
 
+mod image_errors;
+mod release_errors;
+
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 
@@ -39,14 +42,14 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<FailureCode> {
     let failure = cause.downcast_ref::<Failure>().map(Failure::code);
     failure
-        .or_else(|| crate::commands::kubernetes::code_of(cause))
-        .or_else(|| crate::commands::image::code_of(cause))
+        .or_else(|| release_errors::code_of(cause))
+        .or_else(|| image_errors::code_of(cause))
         .or_else(|| cause.downcast_ref().and_then(code_of_io))
 }
 
 /// Maps I/O errors caused by the host or its disk (full, read-only, out of descriptors or memory) to their own exit codes, so
 /// that they are not reported as internal errors.
-pub fn code_of_io(error: &std::io::Error) -> Option<FailureCode> {
+fn code_of_io(error: &std::io::Error) -> Option<FailureCode> {
     use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
         StorageFull | QuotaExceeded | PermissionDenied | ReadOnlyFilesystem => {
@@ -86,8 +89,8 @@ fn hint_of(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         .downcast_ref::<slurm::SlurmError>()
         .and_then(slurm::SlurmError::hint)
         .map(str::to_owned)
-        .or_else(|| crate::commands::kubernetes::hint_of(cause))
-        .or_else(|| crate::commands::image::hint_of(cause))
+        .or_else(|| release_errors::hint_of(cause))
+        .or_else(|| image_errors::hint_of(cause))
 }
 
 #[cfg(test)]
