@@ -26,7 +26,6 @@ pub mod mount_tree;
 pub mod mountinfo;
 pub mod namespace;
 mod netlink;
-pub mod nftables;
 pub mod packet;
 pub mod packet_connection;
 pub mod probe;
@@ -43,6 +42,5 @@ mod syscall;
 #[cfg(test)]
 mod testing;
 pub mod tmpfs;
-pub mod tun;
 pub mod usage;
 pub mod walk;

@@ -29,20 +29,6 @@ impl NetlinkMessage {
         unfinished
     }
 
-    /// How many bytes there are.
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Adds flags to the message that begins at an offset.
-    pub(crate) fn add_flags(&mut self, offset: usize, flags: u16) {
-        let field = offset + 6..offset + 8;
-        if let Some(bytes) = self.0.get_mut(field) {
-            let old = u16::from_ne_bytes([bytes[0], bytes[1]]);
-            bytes.copy_from_slice(&(old | flags).to_ne_bytes());
-        }
-    }
-
     /// Ends a message.
     pub(crate) fn end(&mut self, unfinished: Unfinished) {
         let length = (self.0.len() - unfinished.0) as u32;
@@ -115,13 +101,6 @@ impl NetlinkSocket {
             received += count_acks(&buffer[..length])?;
         }
         Ok(())
-    }
-
-    /// Sets the size of the send buffer, up to the system's maximum (`net.core.wmem_max`).
-    pub(crate) fn set_send_buffer_size(&self, bytes: usize) -> io::Result<()> {
-        Ok(rustix::net::sockopt::set_socket_send_buffer_size(
-            &self.0, bytes,
-        )?)
     }
 
     /// Sends a dump request and passes the body of each response to `each`.
