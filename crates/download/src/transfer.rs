@@ -62,6 +62,8 @@ pub async fn download<E: Error + 'static>(
 ) -> Result<(), DownloadError<E>> {
     let mut failures = 0;
     let mut may_restart = true;
+    // The length that the retries have reached. A file that starts over makes no progress before it.
+    let mut furthest = part.len();
     loop {
         let len_before = part.len();
         match attempt(&mut request, expected, size, part, &mut progress).await {
@@ -73,8 +75,9 @@ pub async fn download<E: Error + 'static>(
                 progress(DownloadEvent::Note(text.to_owned()));
             }
             Err(failure) => {
-                if part.len() >= len_before + RETRY_RESET_BYTES {
+                if part.len() >= furthest + RETRY_RESET_BYTES {
                     failures = 0;
+                    furthest = part.len();
                 }
                 wait_or_fail(&mut failures, failure, &mut progress).await?;
             }
