@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
@@ -15,6 +16,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// Time-out of connection and TLS handshake with one address of a kubelet. The host may have others, which this one can reach.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection over either transport.
 pub type TransportStream = Box<dyn AsyncStream>;
@@ -62,12 +66,29 @@ impl KubeletEndpoint {
             } => {
                 let connector = TlsConnector::from(Arc::new(identity.client_config()?));
                 let name = ServerName::try_from(server_name.clone()).map_err(io::Error::other)?;
-                let stream = TcpStream::connect(addresses.as_slice()).await?;
-                stream.set_nodelay(true)?;
-                Ok(Box::new(connector.connect(name, stream).await?))
+                let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
+                for address in addresses {
+                    let connecting = connect_tls(&connector, name.clone(), *address);
+                    match tokio::time::timeout(ADDRESS_TIMEOUT, connecting).await {
+                        Ok(Ok(stream)) => return Ok(stream),
+                        Ok(Err(error)) => failure = error,
+                        Err(elapsed) => failure = elapsed.into(),
+                    }
+                }
+                Err(failure)
             }
         }
     }
+}
+
+async fn connect_tls(
+    connector: &TlsConnector,
+    name: ServerName<'static>,
+    address: SocketAddr,
+) -> io::Result<TransportStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(Box::new(connector.connect(name, stream).await?))
 }
 
 /// Accepts connections of sandboxes over one of the transports.
