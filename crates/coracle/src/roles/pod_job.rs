@@ -49,7 +49,8 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let context = || format!("cannot create directory {}", node_dir.dir.display());
     node_dir.create().with_context(context)?;
     // The sandbox waits for its kubelet for as long as this lock is held.
-    let _lock = pod_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT)?;
+    let _lock = pod_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT)?
+        .context("another process uses the pod's directory")?;
     let cgroups = cgroup::set_up();
     match guard::fork_worker(GuardPolicy::Exit)? {
         GuardedProcess::Worker => {
