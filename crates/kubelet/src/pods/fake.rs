@@ -191,6 +191,7 @@ impl Fixture {
             connecting,
             changed: Arc::clone(&changed),
             fails: Mutex::new(false),
+            cannot_find: Mutex::new(false),
             queued: Mutex::new(None),
             records: Arc::default(),
         });
@@ -353,6 +354,8 @@ pub(super) struct FakeLauncher {
     sandboxes: Mutex<Vec<Arc<FakeSandbox>>>,
     /// Launching fails while this is set.
     pub fails: Mutex<bool>,
+    /// The launcher cannot tell whether there is a sandbox while this is set.
+    pub cannot_find: Mutex<bool>,
     /// The state of new sandboxes, instead of running at once. The test sets later states.
     pub queued: Mutex<Option<SandboxState>>,
     pub records: Arc<FakeRecords>,
@@ -415,6 +418,10 @@ impl Launcher for FakeLauncher {
     }
 
     fn find(&self, uid: &str) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        if *self.cannot_find.lock().unwrap() {
+            let error = std::io::Error::other("too many open files");
+            return futures::future::ready(Err(error)).boxed();
+        }
         let sandboxes = self.started();
         let mut running = sandboxes.iter().filter(|sandbox| sandbox.is_alive());
         let found = running.next().filter(|_| uid == "u").map(follow);

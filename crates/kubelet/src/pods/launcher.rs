@@ -248,8 +248,8 @@ impl PodResources {
     }
 }
 
-/// The parameters of a new sandbox. It receives everything else over its connection.
-#[derive(Clone, Debug)]
+/// The parameters of a new sandbox. It receives everything else over its connection. No `Debug`: the token must not reach a log.
+#[derive(Clone)]
 pub struct LaunchRequest {
     /// The pod's uid.
     pub uid: String,

@@ -136,6 +136,8 @@ pub(super) struct Worker {
 enum TimerKind {
     /// No sandbox has connected in time.
     SandboxMissing,
+    /// The launcher could not tell whether the pod has a sandbox: ask it again.
+    FindSandbox,
     /// Launch the sandbox again.
     Relaunch,
     /// Delete the pod object again.
@@ -184,8 +186,9 @@ impl Worker {
         match start {
             WorkerStart::Admitted => worker.restore_lost_sandbox().await,
             WorkerStart::RecheckNodeAffinity(problem) => {
-                if !worker.shared.matches_current_node(&worker.pod).await {
-                    worker.reject(&problem);
+                match worker.shared.matches_current_node(&worker.pod).await {
+                    true => worker.restore_lost_sandbox().await,
+                    false => worker.reject(&problem),
                 }
             }
             WorkerStart::Rejected(problem) => worker.reject(&problem),
@@ -296,6 +299,7 @@ impl Worker {
         self.connection.is_some()
             || self.sandbox.is_some()
             || self.timer_is(TimerKind::SandboxMissing)
+            || self.timer_is(TimerKind::FindSandbox)
     }
 
     fn needs_sandbox(&self) -> bool {

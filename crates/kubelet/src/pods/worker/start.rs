@@ -39,7 +39,8 @@ impl Worker {
             .warning(&self.pod, &problem.reason, &problem.message);
     }
 
-    /// Looks for a sandbox that an earlier kubelet has started and that has not connected yet. Returns `false` only if there is none.
+    /// Looks for a sandbox that an earlier kubelet has started and that has not connected yet. Returns `false` only if there is none: a
+    /// failed lookup is retried.
     pub(super) async fn find_sandbox(&mut self) -> bool {
         match self.shared.launcher.find(uid(&self.pod)).await {
             Ok(None) => false,
@@ -48,7 +49,9 @@ impl Worker {
                 true
             }
             Err(error) => {
-                self.launch_failed(&format!("cannot look for a running sandbox: {error}"));
+                tracing::warn!(pod = full_name(&self.pod), %error, "cannot look for a running sandbox; will retry");
+                let delay = self.relaunch_backoff.next_delay();
+                self.set_timer(delay, TimerKind::FindSandbox);
                 true
             }
         }

@@ -439,6 +439,40 @@ fn killed_sandbox_is_not_replaced_before_it_ends() {
 }
 
 #[test]
+fn pod_is_not_ended_while_its_sandbox_may_run() {
+    simulate(async {
+        let mut fixture = adopted("Always");
+        *fixture.launcher.cannot_find.lock().unwrap() = true;
+        let sandbox = fixture.launcher.start_unconnected();
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
+        let worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        assert!(!fixture.api.lock().unwrap().deleted);
+        assert_eq!(fixture.launcher.started().len(), 1);
+
+        *fixture.launcher.cannot_find.lock().unwrap() = false;
+        worker.await.unwrap();
+        assert!(*sandbox.killed.lock().unwrap());
+        assert!(fixture.api.lock().unwrap().deleted);
+    });
+}
+
+#[test]
+fn killed_evicted_pod_keeps_its_reason() {
+    simulate(async {
+        let (fixture, _worker) = running_pod("Never").await;
+        let problem = crate::pods::failure::evicted("The node was low on resource: memory.".into());
+        let evicted = [("u".to_owned(), problem)].into();
+        fixture.shared.evictions.send_replace(evicted);
+        // The sandbox does not respond to the stop request.
+        fixture.wait_for_phase("Failed").await;
+        assert!(*fixture.sandbox(0).await.killed.lock().unwrap());
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["reason"], "Evicted", "{status:#}");
+    });
+}
+
+#[test]
 fn queued_sandbox_is_awaited_without_time_out() {
     simulate(async {
         let mut pod = pod("Always");

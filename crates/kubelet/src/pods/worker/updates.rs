@@ -128,6 +128,9 @@ impl Worker {
     }
 
     pub(super) async fn timer_fired(&mut self, kind: TimerKind) {
+        if kind == TimerKind::FindSandbox && !self.find_sandbox().await {
+            self.sandbox_lost().await;
+        }
         if matches!(kind, TimerKind::SandboxMissing | TimerKind::StopOverdue) {
             // The sandbox of a terminated pod has usually exited by then.
             if !self.phase().is_terminal() {
@@ -159,7 +162,9 @@ impl Worker {
             return;
         }
         if !restarts_after_loss(&self.pod, &self.status) {
-            self.status = terminal_status(&self.status_inputs(), None, Timestamp::now());
+            let problem = self.termination_problem();
+            self.status =
+                terminal_status(&self.status_inputs(), problem.as_ref(), Timestamp::now());
             return;
         }
         for statuses in [
