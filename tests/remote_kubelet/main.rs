@@ -19,8 +19,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use kubelet::{
-    LaunchRequest, Launcher, LauncherKind, NetworkStateSender, NodeCapacity, NodeConfig, NodeKey,
-    PodManager, PodRecords, SandboxControl, SandboxEnd, SandboxHandle, SandboxState,
+    Kubelet, LaunchRequest, Launcher, LauncherKind, NetworkStateSender, NodeCapacity, NodeConfig,
+    NodeKey, PodManager, PodRecords, SandboxControl, SandboxEnd, SandboxHandle, SandboxState,
 };
 use kubelet_api::{ExecOptions, LogOptions, LogStream, PodSource, RequestedStreams, SessionOutput};
 use pod_protocol::connection::{
@@ -61,19 +61,18 @@ async fn main() {
     let pods = Arc::new(PodManager::new());
     let (registered, _) = tokio::sync::oneshot::channel();
     let mut terminated = signal(SignalKind::terminate()).unwrap();
-    let ran = kubelet::run(
-        kube::Client::try_default().await.unwrap(),
-        config(&node, addresses),
+    let kubelet = Kubelet {
+        client: kube::Client::try_default().await.unwrap(),
+        config: config(&node, addresses),
         launcher,
-        TransportListener::tls(listener, &kubelet).unwrap(),
-        NetworkStateSender::default(),
-        Arc::clone(&pods),
-        registered,
-        async move {
-            terminated.recv().await;
-            Duration::from_secs(10)
-        },
-    );
+        listener: TransportListener::tls(listener, &kubelet).unwrap(),
+        network: NetworkStateSender::default(),
+        pod_manager: Arc::clone(&pods),
+    };
+    let ran = kubelet::run(kubelet, registered, async move {
+        terminated.recv().await;
+        Duration::from_secs(10)
+    });
     tokio::select! {
         ended = ran => ended.unwrap(),
         () = show_pods(pods) => {}

@@ -63,22 +63,40 @@ pub use webhook_auth::WebhookAuth;
 use self::node::{deregister, images, lease, register, status};
 use self::pods::PodSubsystem;
 
+/// The parts of a kubelet.
+pub struct Kubelet {
+    /// Requests are sent as user `system:node:NAME`.
+    pub client: Client,
+    /// The node's configuration.
+    pub config: NodeConfig,
+    /// Starts sandboxes.
+    pub launcher: Arc<dyn Launcher>,
+    /// Accepts the connections of sandboxes.
+    pub listener: TransportListener,
+    /// Gets the desired state of the node's network.
+    pub network: NetworkStateSender,
+    /// Gets the pods bound to this node, for the kubelet's HTTPS API.
+    pub pod_manager: Arc<PodManager>,
+}
+
 /// Runs the kubelet until `shutdown`: registers the Node, signals `registered`, runs the pods, and deletes the Node.
 ///
-/// `launcher` starts sandboxes, which connect to `listener`. `network` gets the desired state of the node's network. `pod_manager` gets the pods bound to this node, for the kubelet's HTTPS API.
 /// `shutdown` returns the time in which pods have to end; the caller kills pods that remain.
 /// An `Err` means that registration failed for good. An unreachable API server is no error: requests are retried.
 /// When the future is dropped, pods go on: their sandboxes wait for the next kubelet.
 pub async fn run(
-    client: Client,
-    config: NodeConfig,
-    launcher: Arc<dyn Launcher>,
-    listener: TransportListener,
-    network: NetworkStateSender,
-    pod_manager: Arc<PodManager>,
+    kubelet: Kubelet,
     registered: oneshot::Sender<()>,
     shutdown: impl Future<Output = Duration>,
 ) -> Result<(), KubeletError> {
+    let Kubelet {
+        client,
+        config,
+        launcher,
+        listener,
+        network,
+        pod_manager,
+    } = kubelet;
     tokio::pin!(shutdown);
     let system = SystemInfo::read();
     let desired = || {

@@ -13,7 +13,7 @@ use cluster::enrolment::{
     LeaderMessage, NodeIdentity, NodeTaken, SavedIdentity, enrol, is_leader_gone, is_retryable,
 };
 use control_plane::pki::{KUBELET_CLIENT, TlsIdentity};
-use kubelet::{LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
+use kubelet::{Kubelet, LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
 use kubelet_api::{AccessPolicy, ServerIdentity};
 use pod_protocol::connection::{KubeletEndpoint, TransportListener};
 use tokio::net::TcpListener;
@@ -124,19 +124,18 @@ pub async fn run(
     let states = network.subscribe();
     let (registered_sender, registered) = oneshot::channel();
     let (ending, pods_grace) = (stop.clone(), identity.response.pods_grace);
-    let mut kubelet = tokio::spawn(kubelet::run(
+    let parts = Kubelet {
         client,
         config,
-        launcher.clone(),
-        sandbox_listener,
+        launcher: launcher.clone(),
+        listener: sandbox_listener,
         network,
-        pods,
-        registered_sender,
-        async move {
-            ending.cancelled().await;
-            pods_grace
-        },
-    ));
+        pod_manager: pods,
+    };
+    let mut kubelet = tokio::spawn(kubelet::run(parts, registered_sender, async move {
+        ending.cancelled().await;
+        pods_grace
+    }));
     // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
     let (hub_running, snapshotter) = tokio::join!(hub.ensure_running(), launcher.snapshotter());
     for error in [hub_running.err(), snapshotter.err()].into_iter().flatten() {

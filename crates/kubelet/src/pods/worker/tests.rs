@@ -486,15 +486,15 @@ fn queued_sandbox_is_awaited_without_time_out() {
         fixture.resolve();
         let sandbox = fixture.sandbox(0).await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        let api = fixture.api.lock().unwrap();
-        assert_eq!(api.pod["status"]["phase"], "Pending");
-        assert!(api.pod["status"]["startTime"].is_null());
-        let events: Vec<_> = api.events.iter().map(|e| e["message"].clone()).collect();
+        let status = fixture.api.lock().unwrap().pod["status"].clone();
+        assert_eq!(status["phase"], "Pending");
+        assert!(status["startTime"].is_null());
+        let events = fixture.api.lock().unwrap().events.clone();
+        let events: Vec<_> = events.iter().map(|e| e["message"].clone()).collect();
         assert_eq!(
             events,
             ["waiting for resources: Priority, expected to start at 2026-12-01T00:00:00Z"]
         );
-        drop(api);
 
         sandbox.launcher_state.send_replace(SandboxState::Starting);
         sandbox.launcher_state.send_replace(SandboxState::Running);
