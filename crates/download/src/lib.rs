@@ -3,6 +3,8 @@
 //! Start reading at [`download`]. The caller sends the requests, so this crate knows neither URLs nor credentials, nor where
 //! a file is kept after its download.
 
+#![cfg_attr(not(test), warn(unused_crate_dependencies))]
+
 mod client;
 mod digest;
 mod failure;

@@ -28,7 +28,7 @@ pub enum HelloError {
     #[error("the peer is no sandbox: its first line is longer than {MAX_LINE} bytes")]
     TooLong,
     /// The first line is not a hello.
-    #[error("the peer is no sandbox: its first line is no hello")]
+    #[error("the peer is no sandbox: its first line is not a hello")]
     Invalid(#[source] serde_json::Error),
     /// A sandbox of another release.
     #[error(
