@@ -14,6 +14,7 @@ mod cgroup;
 mod cli;
 mod commands;
 mod exit;
+mod foreground_srun;
 mod guard;
 mod log;
 mod node_dir;

@@ -2,7 +2,6 @@
 //! this module.
 
 pub mod doctor;
-mod foreground_srun;
 pub mod image;
 pub mod kubernetes;
 pub mod logs;

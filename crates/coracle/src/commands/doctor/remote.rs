@@ -10,7 +10,7 @@ use slurm::{Invocation, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::report::DoctorReport;
-use crate::commands::foreground_srun;
+use crate::foreground_srun;
 use cluster::carry::program_stream::ProgramStream;
 use cluster::carry::script::{self, SHELL};
 

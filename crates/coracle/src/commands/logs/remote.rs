@@ -9,8 +9,8 @@ use slurm::{Slurm, SlurmError, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::LogsArgs;
-use crate::commands::foreground_srun;
 use crate::exit;
+use crate::foreground_srun;
 use cluster::carry::program_stream::ProgramStream;
 use cluster::carry::script::{self, SHELL};
 
