@@ -191,6 +191,10 @@ async fn run_servers(mut servers: ForkServers, mut requests: mpsc::UnboundedRece
         if let Err(error) = servers.replace_dead().await {
             tracing::warn!(%error, "cannot start a fork server for image pulls");
         }
+        // All of them died at once.
+        if servers.0.is_empty() {
+            return;
+        }
         let is_complete = servers.0.len() == FORK_SERVERS;
         tokio::select! {
             request = requests.recv() => {
@@ -373,8 +377,8 @@ mod tests {
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap()
     }
 
-    /// A puller whose fork servers are served by the test.
-    fn puller() -> (ImagePuller, Vec<FakeForkServer>) {
+    /// Fork servers that are served by the test.
+    fn fork_servers() -> (Vec<ForkServer>, Vec<FakeForkServer>) {
         let server = || {
             let (socket, server_socket) = packet::pair().unwrap();
             let process = descriptor(&idle_process());
@@ -383,7 +387,12 @@ mod tests {
                 FakeForkServer::new(server_socket),
             )
         };
-        let (servers, fakes) = (0..FORK_SERVERS).map(|_| server()).unzip();
+        (0..FORK_SERVERS).map(|_| server()).unzip()
+    }
+
+    /// A puller whose fork servers are served by the test.
+    fn puller() -> (ImagePuller, Vec<FakeForkServer>) {
+        let (servers, fakes) = fork_servers();
         (ImagePuller::new(servers).unwrap(), fakes)
     }
 
@@ -437,6 +446,22 @@ mod tests {
             servers.clear();
             let error = puller.start().await.map(drop).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::BrokenPipe, "{error}");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn death_of_all_fork_servers_at_once_ends_their_task() {
+        with_local_tasks(async {
+            let (servers, fakes) = fork_servers();
+            let servers: io::Result<_> =
+                servers.into_iter().map(ForkServerConnection::new).collect();
+            let (_requests, receiver) = mpsc::unbounded_channel();
+            let serving =
+                tokio::task::spawn_local(run_servers(ForkServers(servers.unwrap()), receiver));
+            tokio::task::yield_now().await;
+            drop(fakes);
+            serving.await.expect("the task does not panic");
         })
         .await;
     }
