@@ -71,8 +71,9 @@ pub struct SandboxWelcome {
     pub key: Option<String>,
 }
 
-/// A pod, with everything that only the API server knows already resolved.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A pod, with everything that only the API server knows already resolved. Contains secrets: its `Debug` output has only the pod's
+/// name.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Bundle {
     /// The Pod object of the API server.
     pub pod: Pod,
@@ -88,8 +89,17 @@ pub struct Bundle {
     pub previous_statuses: Vec<ContainerStatus>,
 }
 
-/// The API server's part of a container's configuration.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bundle")
+            .field("namespace", &self.pod.metadata.namespace)
+            .field("name", &self.pod.metadata.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The API server's part of a container's configuration. No `Debug`: variables come from secrets.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerInput {
     /// Its variables in order, service variables and envFrom first. Each has a plain `value`, still with
     /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and

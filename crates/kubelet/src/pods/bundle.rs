@@ -12,7 +12,6 @@ use super::spec::{phase, uid};
 use super::worker::PodUpdate;
 
 /// A bundle, maybe without all volumes.
-#[derive(Debug)]
 pub(super) struct ResolvedBundle {
     pub bundle: Bundle,
     /// Whether it has all volumes. A pod starts only with a complete bundle.
