@@ -1,5 +1,6 @@
 //! For tests: a fake API server with one pod, and fake sandboxes that the test controls.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -24,7 +25,7 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tower::service_fn;
 
 use super::bundle::ResolvedBundle;
-use super::sandbox_auth::SandboxAuthenticator;
+use super::sandbox_auth::{Authenticated, SandboxAuthenticator};
 use super::sandbox_listener::IncomingSandbox;
 use super::worker::PodUpdate;
 use super::{
@@ -245,10 +246,20 @@ impl Fixture {
 
     /// Publishes a bundle, with all volumes or not.
     pub(super) fn publish_bundle(&self, complete: bool) {
+        self.publish(complete, Default::default());
+    }
+
+    /// Publishes a bundle that is larger than a sandbox accepts.
+    pub(super) fn publish_oversized_bundle(&self) {
+        let volume = serde_json::Value::String("x".repeat(65 << 20));
+        self.publish(true, [("v".to_owned(), volume)].into());
+    }
+
+    fn publish(&self, complete: bool, volumes: BTreeMap<String, serde_json::Value>) {
         let bundle = Bundle {
             pod: self.api.lock().unwrap().pod(),
             containers: Default::default(),
-            volumes: Default::default(),
+            volumes,
             pull_credentials: vec![],
             node: Default::default(),
             previous_statuses: vec![],
@@ -538,7 +549,11 @@ async fn connect_all(
         });
         let welcome = |_: &SandboxHello| Some(SandboxWelcome::default());
         let (hello, client) = accept(here, welcome).await.unwrap();
-        let _ = connected.send(IncomingSandbox { hello, client });
+        let _ = connected.send(IncomingSandbox {
+            hello,
+            client,
+            authenticated: Authenticated::default(),
+        });
     }
 }
 

@@ -7,11 +7,11 @@
 //!   key            NONCE.HMAC(node key, "key" UID NONCE)       sent in response to the token
 //! ```
 //!
-//! A kubelet refuses the token of every sandbox that it has seen. A new kubelet has seen none; it refuses the token of a sandbox from
-//! the moment when that connects with its key, which takes a second at most.
+//! A token is valid only while this kubelet awaits it: after a launch of its own, or while it looks for the sandbox of an earlier kubelet.
+//! The first connection with a token uses it up, unless that connection fails before the sandbox can have received its key.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use aws_lc_rs::hmac;
 use pod_protocol::{SandboxCredential, SandboxHello, SandboxWelcome};
@@ -33,32 +33,76 @@ enum Purpose {
     Key,
 }
 
+/// The launch token that the kubelet awaits from the sandbox of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AwaitedToken {
+    /// That with this nonce.
+    Issued(String),
+    /// One that an earlier kubelet has issued.
+    OfEarlierKubelet,
+}
+
+type AwaitedTokens = Arc<Mutex<HashMap<String, AwaitedToken>>>;
+
 /// Issues and checks the credentials of this node's sandboxes.
 #[derive(Debug)]
 pub(super) struct SandboxAuthenticator {
     key: hmac::Key,
-    /// By uid: the nonces of sandboxes whose token is used up.
-    used: Mutex<HashMap<String, HashSet<String>>>,
+    /// By uid.
+    awaited: AwaitedTokens,
+}
+
+/// An authenticated sandbox. If it is dropped before the sandbox has responded, the sandbox's token is valid again.
+#[derive(Debug, Default)]
+pub(super) struct Authenticated {
+    used: Option<(String, AwaitedToken)>,
+    awaited: AwaitedTokens,
+}
+
+impl Authenticated {
+    /// The sandbox has responded to a request, so it has received its key.
+    pub(super) fn confirm(mut self) {
+        self.used = None;
+    }
+}
+
+impl Drop for Authenticated {
+    fn drop(&mut self) {
+        if let Some((uid, token)) = self.used.take() {
+            self.awaited.lock().unwrap().entry(uid).or_insert(token);
+        }
+    }
 }
 
 impl SandboxAuthenticator {
     pub(super) fn new(key: &NodeKey) -> Self {
         Self {
             key: hmac::Key::new(hmac::HMAC_SHA256, &key.0),
-            used: Mutex::default(),
+            awaited: AwaitedTokens::default(),
         }
     }
 
-    /// A token for a new sandbox of a pod.
+    /// A token for a new sandbox of a pod. Earlier tokens of the pod become invalid.
     pub(super) fn issue_token(&self, uid: &str) -> String {
         let mut nonce = [0; 16];
         // The system's source of randomness does not fail on Linux.
         aws_lc_rs::rand::fill(&mut nonce).expect("random bytes");
-        self.derive(Purpose::Token, uid, &hex(&nonce))
+        let nonce = hex(&nonce);
+        let token = self.derive(Purpose::Token, uid, &nonce);
+        self.set_awaited(uid, AwaitedToken::Issued(nonce));
+        token
+    }
+
+    /// Accepts a token of an earlier kubelet from a pod's sandbox, which may not have connected to that kubelet.
+    pub(super) fn await_adoption(&self, uid: &str) {
+        self.set_awaited(uid, AwaitedToken::OfEarlierKubelet);
     }
 
     /// The response to a hello with a valid credential.
-    pub(super) fn authenticate(&self, hello: &SandboxHello) -> Option<SandboxWelcome> {
+    pub(super) fn authenticate(
+        &self,
+        hello: &SandboxHello,
+    ) -> Option<(SandboxWelcome, Authenticated)> {
         let (purpose, credential) = match &hello.credential {
             SandboxCredential::LaunchToken(token) => (Purpose::Token, token),
             SandboxCredential::Key(key) => (Purpose::Key, key),
@@ -66,22 +110,37 @@ impl SandboxAuthenticator {
         let (nonce, tag) = credential.split_once('.')?;
         let tag = from_hex(tag)?;
         hmac::verify(&self.key, &message(purpose, &hello.uid, nonce), &tag).ok()?;
-        let mut used = self.used.lock().unwrap();
-        let is_first = used
-            .entry(hello.uid.clone())
-            .or_default()
-            .insert(nonce.to_owned());
-        match purpose {
-            Purpose::Token => is_first.then(|| SandboxWelcome {
-                key: Some(self.derive(Purpose::Key, &hello.uid, nonce)),
-            }),
-            Purpose::Key => Some(SandboxWelcome::default()),
-        }
+        let mut awaited = self.awaited.lock().unwrap();
+        let is_awaited = match awaited.get(&hello.uid) {
+            Some(AwaitedToken::Issued(issued)) => issued == nonce,
+            Some(AwaitedToken::OfEarlierKubelet) => true,
+            None => false,
+        };
+        let used = match is_awaited {
+            true => awaited.remove(&hello.uid),
+            false => None,
+        };
+        let (welcome, used) = match purpose {
+            Purpose::Token => {
+                let key = self.derive(Purpose::Key, &hello.uid, nonce);
+                (SandboxWelcome { key: Some(key) }, Some(used?))
+            }
+            Purpose::Key => (SandboxWelcome::default(), None),
+        };
+        let authenticated = Authenticated {
+            used: used.map(|token| (hello.uid.clone(), token)),
+            awaited: Arc::clone(&self.awaited),
+        };
+        Some((welcome, authenticated))
     }
 
     /// Forgets a pod that is gone: no new sandbox of it will be launched.
     pub(super) fn forget(&self, uid: &str) {
-        self.used.lock().unwrap().remove(uid);
+        self.awaited.lock().unwrap().remove(uid);
+    }
+
+    fn set_awaited(&self, uid: &str, token: AwaitedToken) {
+        self.awaited.lock().unwrap().insert(uid.to_owned(), token);
     }
 
     fn derive(&self, purpose: Purpose, uid: &str, nonce: &str) -> String {
@@ -131,17 +190,50 @@ mod tests {
     fn token_is_valid_once_and_key_always() {
         let node = SandboxAuthenticator::new(&NodeKey([7; 32]));
         let token = SandboxCredential::LaunchToken(node.issue_token("a"));
-        let welcome = node.authenticate(&hello("a", token.clone())).unwrap();
+        let (welcome, connected) = node.authenticate(&hello("a", token.clone())).unwrap();
+        assert!(node.authenticate(&hello("a", token.clone())).is_none());
+        connected.confirm();
         assert!(node.authenticate(&hello("a", token.clone())).is_none());
         let key = SandboxCredential::Key(welcome.key.unwrap());
         for _ in 0..2 {
-            let welcome = node.authenticate(&hello("a", key.clone())).unwrap();
+            let (welcome, _) = node.authenticate(&hello("a", key.clone())).unwrap();
             assert!(welcome.key.is_none());
         }
+        assert!(node.authenticate(&hello("a", token.clone())).is_none());
 
         // The next kubelet of the node.
         let next = SandboxAuthenticator::new(&NodeKey([7; 32]));
+        assert!(next.authenticate(&hello("a", token.clone())).is_none());
+        next.await_adoption("a");
         assert!(next.authenticate(&hello("a", key)).is_some());
+        assert!(next.authenticate(&hello("a", token)).is_none());
+    }
+
+    #[test]
+    fn token_of_a_failed_connection_stays_valid() {
+        let node = SandboxAuthenticator::new(&NodeKey([7; 32]));
+        let token = SandboxCredential::LaunchToken(node.issue_token("a"));
+        drop(node.authenticate(&hello("a", token.clone())).unwrap());
+        let (_, connected) = node.authenticate(&hello("a", token.clone())).unwrap();
+        // The pod was launched again while the old connection failed.
+        let new = SandboxCredential::LaunchToken(node.issue_token("a"));
+        drop(connected);
+        assert!(node.authenticate(&hello("a", token)).is_none());
+        assert!(node.authenticate(&hello("a", new)).is_some());
+    }
+
+    #[test]
+    fn adopted_sandbox_may_show_its_token() {
+        let first = SandboxAuthenticator::new(&NodeKey([7; 32]));
+        let token = SandboxCredential::LaunchToken(first.issue_token("a"));
+        let next = SandboxAuthenticator::new(&NodeKey([7; 32]));
+        assert!(next.authenticate(&hello("a", token.clone())).is_none());
+        next.await_adoption("a");
+        let (_, connected) = next.authenticate(&hello("a", token.clone())).unwrap();
+        connected.confirm();
+        assert!(next.authenticate(&hello("a", token.clone())).is_none());
+        next.await_adoption("a");
+        next.forget("a");
         assert!(next.authenticate(&hello("a", token)).is_none());
     }
 

@@ -11,7 +11,7 @@ use pod_protocol::connection::{
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::sandbox_auth::SandboxAuthenticator;
+use super::sandbox_auth::{Authenticated, SandboxAuthenticator};
 
 /// Delay after a failed accept, which is caused by a lack of descriptors or memory.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -25,6 +25,8 @@ pub(super) struct IncomingSandbox {
     /// What it told about itself.
     pub hello: SandboxHello,
     pub client: SandboxClient,
+    /// Confirmed when the sandbox has responded to the first request.
+    pub authenticated: Authenticated,
 }
 
 /// Accepts every sandbox with a valid credential. Never returns.
@@ -73,8 +75,18 @@ async fn handshake(
             return None;
         }
     };
-    match accept(stream, |hello| authenticator.authenticate(hello)).await {
-        Ok((hello, client)) => Some(IncomingSandbox { hello, client }),
+    let mut authenticated = None;
+    let authenticate = |hello: &SandboxHello| {
+        let (welcome, sandbox) = authenticator.authenticate(hello)?;
+        authenticated = Some(sandbox);
+        Some(welcome)
+    };
+    match accept(stream, authenticate).await {
+        Ok((hello, client)) => Some(IncomingSandbox {
+            hello,
+            client,
+            authenticated: authenticated?,
+        }),
         // Liveness check: the peer closed without a hello, as the hub does regularly.
         Err(HelloError::Closed(_)) => None,
         Err(error) => {

@@ -15,6 +15,7 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::task::AbortHandle;
 
 use super::state_lines::StateLines;
 use super::{
@@ -113,7 +114,7 @@ where
             source,
         })?;
     let pod: Arc<str> = hello.uid.as_str().into();
-    tokio::spawn({
+    let connection = tokio::spawn({
         let pod = Arc::clone(&pod);
         async move {
             if let Err(error) = connection.await {
@@ -125,18 +126,25 @@ where
             }
         }
     });
-    Ok((hello, SandboxClient { pod, requests }))
+    let client = SandboxClient {
+        pod,
+        requests,
+        connection: connection.abort_handle(),
+    };
+    Ok((hello, client))
 }
 
 /// A complete request body, or one that is streamed while the response arrives.
 type Body = Either<Full<Bytes>, StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
 /// A connected sandbox. Clones share the connection, which ends when the last of them is dropped and
-/// the last stream has ended.
+/// the last stream has ended, or when one of them closes it.
 #[derive(Clone, Debug)]
 pub struct SandboxClient {
     pod: Arc<str>,
     requests: SendRequest<Body>,
+    /// The task that drives the connection.
+    connection: AbortHandle,
 }
 
 impl SandboxClient {
@@ -223,6 +231,12 @@ impl SandboxClient {
             .map_err(|error| self.invalid(call, io::Error::other(error)))?
             .to_bytes();
         serde_json::from_slice(&text).map_err(|error| self.invalid(call, error.into()))
+    }
+
+    /// Closes the connection and breaks its streams. The sandbox then connects again, which it does not do as long as a stream of a
+    /// connection that no longer works keeps that open.
+    pub fn close(&self) {
+        self.connection.abort();
     }
 
     /// Whether the connection has ended, so that no call can succeed.

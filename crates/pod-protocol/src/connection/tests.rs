@@ -435,6 +435,27 @@ async fn killed_sandbox_breaks_log_streams() {
     .await;
 }
 
+#[tokio::test]
+async fn closing_breaks_streams_of_the_connection() {
+    local(async {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let serving = tokio::task::spawn_local(async move {
+            serve(theirs, &mut hello(), RecordingService::new(), pending()).await
+        });
+        let (_, client) = accept(ours, authenticate).await.unwrap();
+        let query = LogQuery {
+            container: "endless".to_owned(),
+            ..LogQuery::default()
+        };
+        let mut log = pin!(client.logs(&query).await.unwrap());
+        log.next().await.unwrap().unwrap();
+        client.close();
+        assert_eq!(serving.await.unwrap(), ServeEnd::ConnectionLost);
+        while let Some(Ok(_)) = log.next().await {}
+    })
+    .await;
+}
+
 async fn next_client(listener: &UnixListener) -> SandboxClient {
     let (io, _) = listener.accept().await.unwrap();
     accept(io, authenticate).await.unwrap().1

@@ -329,28 +329,41 @@ impl SyncLoop {
     }
 }
 
-/// Removes the records of pods that were deleted while no kubelet ran. A sandbox that is still running removes its own.
+/// Removes the records of pods that were deleted while no kubelet ran. A sandbox that is still running removes its own, when it has
+/// connected.
 async fn remove_orphaned_records(shared: Arc<Shared>, known: HashSet<String>) -> Option<String> {
     for uid in shared.launcher.records().uids().await {
-        let may_run = || async { !matches!(shared.launcher.find(&uid).await, Ok(None)) };
-        if known.contains(&uid) || shared.pod_manager.get(&uid).is_some() || may_run().await {
+        if known.contains(&uid) || shared.pod_manager.get(&uid).is_some() {
             continue;
         }
-        tracing::info!(uid, "removing leftovers of deleted pod");
-        shared.remove_records(&uid).await;
+        match shared.launcher.find(&uid).await {
+            Ok(None) => {
+                tracing::info!(uid, "removing leftovers of deleted pod");
+                shared.remove_records(&uid).await;
+            }
+            Ok(Some(_)) => shared.authenticator.await_adoption(&uid),
+            Err(error) => {
+                tracing::warn!(uid, %error, "cannot look for the sandbox of a deleted pod")
+            }
+        }
     }
     None
 }
 
 /// Ends the sandbox of a deleted pod. Returns the pod's uid.
 async fn end_orphan(shared: Arc<Shared>, sandbox: IncomingSandbox) -> Option<String> {
-    let IncomingSandbox { hello, client } = sandbox;
+    let IncomingSandbox {
+        hello,
+        client,
+        authenticated,
+    } = sandbox;
     let stop = Stop {
         grace_seconds: ORPHAN_GRACE_SECONDS,
         failure: None,
     };
     let stopped = async {
         client.stop(&stop).await?;
+        authenticated.confirm();
         let mut states = std::pin::pin!(client.states().await?);
         while let Some(state) = states.try_next().await? {
             if state.finished || !has_started(&state) {

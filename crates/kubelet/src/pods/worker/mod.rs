@@ -194,6 +194,8 @@ impl Worker {
             WorkerStart::Rejected(problem) => worker.reject(&problem),
             WorkerStart::Adopted => {
                 if !worker.find_sandbox().await {
+                    let authenticator = &worker.shared.authenticator;
+                    authenticator.await_adoption(uid(&worker.pod));
                     worker.set_timer(ADOPTION_TIMEOUT, TimerKind::SandboxMissing);
                 }
             }

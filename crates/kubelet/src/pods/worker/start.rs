@@ -45,6 +45,7 @@ impl Worker {
         match self.shared.launcher.find(uid(&self.pod)).await {
             Ok(None) => false,
             Ok(Some(sandbox)) => {
+                self.shared.authenticator.await_adoption(uid(&self.pod));
                 self.follow_sandbox(sandbox);
                 true
             }
@@ -185,6 +186,9 @@ impl Worker {
         match sent.await {
             Ok(Sent::Nothing) => {}
             Ok(Sent::Bundle) => self.bundle_sent = Some(true),
+            Err(ConnectionError::Rejected { call, problem, .. }) => {
+                self.request_rejected(call, &problem);
+            }
             Ok(Sent::Stop(grace)) => {
                 let grace = Duration::from_secs(grace.unsigned_abs());
                 self.set_timer(grace + STOP_TIMEOUT, TimerKind::StopOverdue);
@@ -197,6 +201,25 @@ impl Worker {
                 );
                 self.sandbox_disconnected();
             }
+        }
+    }
+
+    /// The sandbox works, but does not accept the bundle or the stop request: the same one would be rejected again. The next change of
+    /// the pod is sent.
+    fn request_rejected(&mut self, call: &str, problem: &Problem) {
+        let message = format!("cannot {call}: {}", problem.message);
+        tracing::warn!(
+            pod = full_name(&self.pod),
+            message,
+            "sandbox rejected a request"
+        );
+        self.shared
+            .recorder
+            .warning(&self.pod, "FailedSync", &message);
+        let stop = self.stop_request();
+        if let Some(connection) = &mut self.connection {
+            connection.has_bundle = true;
+            connection.sent_stop = stop;
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::pods::failure::node_shutdown;
 use crate::pods::spec::{full_name, grace_seconds, is_being_deleted, name, namespace, phase, uid};
 use crate::pods::status_manager::is_pod_deleted;
 
-/// A dismissed sandbox that has not ended after this time is killed, and then awaited for this time again.
+/// A dismissed sandbox that has not ended after this time is killed.
 const DISMISS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Worker {
@@ -123,8 +123,14 @@ impl Worker {
             return;
         }
         sandbox.kill();
-        if !ends_in_time(&mut sandbox).await {
-            tracing::warn!(pod = full_name(&self.pod), "sandbox does not end");
+        if ends_in_time(&mut sandbox).await {
+            return;
+        }
+        tracing::warn!(pod = full_name(&self.pod), "sandbox does not end");
+        // Its records can't be removed before, and it may still be starting: a launcher does not interrupt that. At the end of the node
+        // the launcher kills all of its sandboxes.
+        if self.shutdown_seconds.is_none() {
+            sandbox.ended().await;
         }
     }
 

@@ -439,6 +439,53 @@ fn killed_sandbox_is_not_replaced_before_it_ends() {
 }
 
 #[test]
+fn records_stay_until_killed_sandbox_has_ended() {
+    simulate(async {
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        let worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        let sandbox = fixture.sandbox(0).await;
+        *sandbox.ignores_kill.lock().unwrap() = true;
+        sandbox.disconnect();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // As if it were still being started, which takes long.
+        fixture.edit_pod(|pod| set_deletion(pod, 30));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(*sandbox.killed.lock().unwrap());
+        assert!(fixture.launcher.records.removed.lock().unwrap().is_empty());
+        sandbox.exit();
+        worker.await.unwrap();
+        assert_eq!(*fixture.launcher.records.removed.lock().unwrap(), ["u"]);
+    });
+}
+
+#[test]
+fn rejected_bundle_is_reported_once() {
+    simulate(async {
+        let mut fixture = Fixture::with_pod(pod("Always"));
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
+        fixture.publish_oversized_bundle();
+        let sandbox = fixture.sandbox(0).await;
+        let rejections = |fixture: &Fixture| {
+            let events = fixture.api.lock().unwrap().events.clone();
+            let rejected = events
+                .iter()
+                .filter(|event| event["reason"] == "FailedSync");
+            rejected.count()
+        };
+        fixture
+            .wait_for(|fixture| (rejections(fixture) > 0).then_some(()))
+            .await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(rejections(&fixture), 1);
+        assert!(sandbox.bundles.lock().unwrap().is_empty());
+        // The sandbox goes on, and takes the next bundle.
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
+        assert_eq!(fixture.launcher.started().len(), 1);
+    });
+}
+
+#[test]
 fn pod_is_not_ended_while_its_sandbox_may_run() {
     simulate(async {
         let mut fixture = adopted("Always");

@@ -49,6 +49,7 @@ impl Worker {
                 return;
             }
         };
+        sandbox.authenticated.confirm();
         self.timer = None;
         let connected = &sandbox.hello.id;
         let known = self.sandbox.as_ref().and_then(|sandbox| sandbox.id());
@@ -107,8 +108,11 @@ impl Worker {
         self.state = Some(state);
     }
 
+    /// The connection broke, or does not work any more: the sandbox has to connect again.
     pub(super) fn sandbox_disconnected(&mut self) {
-        self.connection = None;
+        if let Some(connection) = self.connection.take() {
+            connection.client.close();
+        }
         self.shared.pod_manager.clear_sandbox(uid(&self.pod));
         let timeout = match self.sandbox {
             Some(_) => self.shared.launcher.timeouts().reconnect,
