@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linux::packet::Packet;
-use linux::packet_connection::{self, PacketConnection};
+use linux::packet_connection::PacketConnection;
 use linux::route::RouteSocket;
 use rustix::net::{AddressFamily, SocketType};
 use tokio::sync::Mutex;
 
 use super::inside::{InsideRequest, InsideResponse};
 use super::namespaces::HubNamespaces;
+use super::packet_listener::kill_listener;
 
 /// Time-out of a request. A process inside that exceeds it is stopped or hangs; it is killed and replaced.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -258,7 +259,13 @@ async fn start_process(
     previous: Option<&HubNamespaces>,
     spawn: &SpawnInside,
 ) -> io::Result<InsideConnection> {
-    kill_listener(socket);
+    // Two processes would compete for the socket.
+    if let Some(pid) = kill_listener(socket) {
+        tracing::warn!(
+            pid,
+            "killed the hub's process inside the namespaces, which does not respond"
+        );
+    }
     let mut failure = spawn(previous)?;
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
@@ -274,22 +281,6 @@ async fn start_process(
         }
         tokio::time::sleep(CONNECT_INTERVAL).await;
     }
-}
-
-/// Kills a process inside that does not respond: two would compete for the socket.
-fn kill_listener(socket: &Path) {
-    let Ok(connection) = packet_connection::connect(socket) else {
-        return;
-    };
-    let Ok(peer) = rustix::net::sockopt::socket_peercred(&connection) else {
-        return;
-    };
-    tracing::warn!(
-        pid = peer.pid.as_raw_nonzero().get(),
-        "killing the hub's process inside the namespaces, which does not respond"
-    );
-    // It cannot exit and its pid be reused while it accepts connections.
-    let _ = rustix::process::kill_process(peer.pid, rustix::process::Signal::KILL);
 }
 
 #[cfg(test)]
