@@ -353,7 +353,7 @@ impl Cluster {
     pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
         self.enrolment.remove_node(node);
-        self.planner.release(node);
+        self.planner.remove(node);
         self.waiting_for.remove(node);
         self.lost.remove(node);
         Ok(())
@@ -413,7 +413,9 @@ impl Cluster {
             }
             NodeEvent::Lost => self.handle_lost_node(node, "its agent or its host died"),
             NodeEvent::Failed(problem) => self.handle_lost_node(node, problem),
-            NodeEvent::Joined | NodeEvent::JobEnding | NodeEvent::Left => {}
+            // Its pods have ended.
+            NodeEvent::Left => self.planner.release(node),
+            NodeEvent::Joined | NodeEvent::JobEnding => {}
         }
     }
 
