@@ -19,7 +19,7 @@ use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::agents::{AgentStarter, AgentStepHandle, StepFailure};
+use crate::agents::{AgentStarter, AgentSteps, StepFailure};
 use crate::control_plane::ControlPlaneProcess;
 use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
 use crate::grace::GracePeriods;
@@ -110,7 +110,7 @@ pub struct Cluster {
     enrolment: Arc<EnrolmentListener>,
     starter: AgentStarter,
     leader_addresses: Vec<SocketAddr>,
-    steps: Vec<AgentStepHandle>,
+    steps: AgentSteps,
     node_events: mpsc::UnboundedReceiver<(String, NodeEvent)>,
     step_failures: mpsc::UnboundedReceiver<StepFailure>,
     waiting_for: BTreeSet<String>,
@@ -234,7 +234,7 @@ impl Cluster {
             enrolment,
             starter,
             leader_addresses,
-            steps: Vec::new(),
+            steps: AgentSteps::default(),
             node_events,
             step_failures,
             waiting_for: allocation.nodes.iter().cloned().collect(),
@@ -386,10 +386,8 @@ impl Cluster {
         };
         let _ = tokio::time::timeout(self.grace.nodes, all_left).await;
         after_nodes.await;
-        let steps = std::mem::take(&mut self.steps);
-        let steps_end = futures::future::join_all(steps.into_iter().map(AgentStepHandle::finish));
         let timeout = self.grace.control_plane;
-        tokio::join!(steps_end, self.control_plane.stop(timeout));
+        tokio::join!(self.steps.finish(), self.control_plane.stop(timeout));
     }
 
     /// The control plane's directory.
@@ -406,10 +404,7 @@ impl Cluster {
                 if self.lost.remove(node).is_some() {
                     print_stderr(format_args!("coracle: node {node} is back"));
                 }
-                let joined = self.enrolment.members();
-                for step in &mut self.steps {
-                    step.outlive_srun(&joined);
-                }
+                self.steps.outlive_sruns(&self.enrolment.members());
             }
             NodeEvent::Lost => self.handle_lost_node(node, "its agent or its host died"),
             NodeEvent::Failed(problem) => self.handle_lost_node(node, problem),
@@ -471,7 +466,7 @@ impl Cluster {
     fn start_agents(&mut self, nodes: Vec<String>) -> anyhow::Result<()> {
         let addresses = self.leader_addresses.clone();
         let join_config = self.enrolment.join_config(&nodes, addresses)?;
-        self.steps.push(self.starter.start(nodes, &join_config)?);
+        self.steps.add(self.starter.start(nodes, &join_config)?);
         Ok(())
     }
 
