@@ -349,14 +349,22 @@ impl Cluster {
         self.start_agents(nodes)
     }
 
-    /// Ends the agent of a node, which then deletes its Node. The node can't join again unless it is added again.
+    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node can't join again unless it is added again.
     pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
-        self.enrolment.remove_node(node);
         self.planner.remove(node);
         self.waiting_for.remove(node);
         self.lost.remove(node);
+        if !self.enrolment.remove_node(node) {
+            // It has no agent that could delete its Node.
+            self.delete_node(node);
+        }
         Ok(())
+    }
+
+    fn delete_node(&self, node: &str) {
+        let (client, node) = (self.client.clone(), node.to_owned());
+        tokio::spawn(async move { objects::delete_node(&client, &node).await });
     }
 
     fn is_fixed(&self) -> bool {
@@ -429,7 +437,9 @@ impl Cluster {
     /// Marks a lost node NotReady at once, and restarts its agent after a delay.
     fn handle_lost_node(&mut self, node: &str, problem: &str) {
         if !self.planner.has(node) {
-            return; // It was removed.
+            // It was removed. Its pod range stays reserved, because its pods may still run.
+            self.delete_node(node);
+            return;
         }
         if !self.restarting.insert(node.to_owned()) {
             return; // Its restart is scheduled already.
