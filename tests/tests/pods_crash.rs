@@ -333,6 +333,16 @@ fn pod_network_survives_repeated_kills_of_hub() {
     }
     wait_for_connection(&mut cluster, "second", &before[0]);
 
+    // A process outside that hangs is replaced, too. The one inside keeps the network of the pods meanwhile.
+    let [inside, outside] = next_hub(&lab, &[]);
+    lab.kill("node1", "STOP", &outside);
+    wait_for_connection(&mut cluster, "second", &before[0]);
+    cluster.create(&lab, &THIRD.replace("third", "waiting"));
+    let [same, _] = next_hub(&lab, &[&outside]);
+    assert_eq!(same.pid, inside.pid);
+    cluster.wait_for("waiting", "condition=Ready");
+    wait_for_connection(&mut cluster, "second", &before[0]);
+
     for _ in 0..10 {
         lab.kill("node1", "KILL", &lab.find("node1", Role::Hub));
     }

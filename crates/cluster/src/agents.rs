@@ -71,6 +71,10 @@ pub struct AgentStepHandle {
     task: JoinHandle<()>,
 }
 
+/// The steps of agents that have not ended.
+#[derive(Default)]
+pub struct AgentSteps(Vec<AgentStepHandle>);
+
 /// The `srun` processes of a step: a second one where some nodes don't see the program.
 type Sruns = Arc<Mutex<HashSet<Pid>>>;
 
@@ -260,11 +264,31 @@ impl AgentStarter {
     }
 }
 
+impl AgentSteps {
+    /// Adds a step, and forgets those that have ended: an agent may be restarted any number of times.
+    pub fn add(&mut self, step: AgentStepHandle) {
+        self.0.retain(|step| !step.task.is_finished());
+        self.0.push(step);
+    }
+
+    /// Makes the steps whose agents have all joined outlive their `srun`.
+    pub fn outlive_sruns(&mut self, joined: &HashSet<String>) {
+        for step in &mut self.0 {
+            step.outlive_srun(joined);
+        }
+    }
+
+    /// Waits for the end of all steps, and ends them after a time-out.
+    pub async fn finish(self) {
+        futures::future::join_all(self.0.into_iter().map(AgentStepHandle::finish)).await;
+    }
+}
+
 impl AgentStepHandle {
     /// Once all agents of the step have joined, makes it outlive its `srun`: a forked child of `srun`, the shepherd, would
     /// otherwise have Slurm kill everything on the nodes, pods too, when `srun` dies. Slurm needs neither process for a
     /// running step; `srun` only forwards the agents' output. Where `srun` is a site's script, its child is the real one.
-    pub fn outlive_srun(&mut self, joined: &HashSet<String>) {
+    fn outlive_srun(&mut self, joined: &HashSet<String>) {
         if self.outlives_srun || !self.nodes.iter().all(|node| joined.contains(node)) {
             return;
         }
@@ -277,7 +301,7 @@ impl AgentStepHandle {
     }
 
     /// Waits for the step's end, and ends it after a time-out.
-    pub async fn finish(mut self) {
+    async fn finish(mut self) {
         if tokio::time::timeout(STOP_TIMEOUT, &mut self.task)
             .await
             .is_ok()
@@ -305,6 +329,27 @@ fn parse_agent_failure(line: &str) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn ended_steps_are_forgotten() {
+        let step = |task| AgentStepHandle {
+            nodes: vec!["node1".to_owned()],
+            sruns: Sruns::default(),
+            outlives_srun: false,
+            task,
+        };
+        let mut steps = AgentSteps::default();
+        steps.add(step(tokio::spawn(std::future::pending())));
+        for _ in 0..10 {
+            let task = tokio::spawn(std::future::ready(()));
+            while !task.is_finished() {
+                tokio::task::yield_now().await;
+            }
+            steps.add(step(task));
+        }
+        // The one that runs, and the one that was added last.
+        assert_eq!(steps.0.len(), 2);
+    }
 
     #[test]
     fn parses_agent_failure_line() {

@@ -19,7 +19,7 @@ use slurm::{Allocation, JobDetail, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::agents::{AgentStarter, AgentStepHandle, StepFailure};
+use crate::agents::{AgentStarter, AgentSteps, StepFailure};
 use crate::control_plane::ControlPlaneProcess;
 use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
 use crate::grace::GracePeriods;
@@ -110,7 +110,7 @@ pub struct Cluster {
     enrolment: Arc<EnrolmentListener>,
     starter: AgentStarter,
     leader_addresses: Vec<SocketAddr>,
-    steps: Vec<AgentStepHandle>,
+    steps: AgentSteps,
     node_events: mpsc::UnboundedReceiver<(String, NodeEvent)>,
     step_failures: mpsc::UnboundedReceiver<StepFailure>,
     waiting_for: BTreeSet<String>,
@@ -234,7 +234,7 @@ impl Cluster {
             enrolment,
             starter,
             leader_addresses,
-            steps: Vec::new(),
+            steps: AgentSteps::default(),
             node_events,
             step_failures,
             waiting_for: allocation.nodes.iter().cloned().collect(),
@@ -349,14 +349,22 @@ impl Cluster {
         self.start_agents(nodes)
     }
 
-    /// Ends the agent of a node, which then deletes its Node. The node can't join again unless it is added again.
+    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node can't join again unless it is added again.
     pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
-        self.enrolment.remove_node(node);
-        self.planner.release(node);
+        self.planner.remove(node);
         self.waiting_for.remove(node);
         self.lost.remove(node);
+        if !self.enrolment.remove_node(node) {
+            // It has no agent that could delete its Node.
+            self.delete_node(node);
+        }
         Ok(())
+    }
+
+    fn delete_node(&self, node: &str) {
+        let (client, node) = (self.client.clone(), node.to_owned());
+        tokio::spawn(async move { objects::delete_node(&client, &node).await });
     }
 
     fn is_fixed(&self) -> bool {
@@ -386,10 +394,8 @@ impl Cluster {
         };
         let _ = tokio::time::timeout(self.grace.nodes, all_left).await;
         after_nodes.await;
-        let steps = std::mem::take(&mut self.steps);
-        let steps_end = futures::future::join_all(steps.into_iter().map(AgentStepHandle::finish));
         let timeout = self.grace.control_plane;
-        tokio::join!(steps_end, self.control_plane.stop(timeout));
+        tokio::join!(self.steps.finish(), self.control_plane.stop(timeout));
     }
 
     /// The control plane's directory.
@@ -406,14 +412,13 @@ impl Cluster {
                 if self.lost.remove(node).is_some() {
                     print_stderr(format_args!("coracle: node {node} is back"));
                 }
-                let joined = self.enrolment.members();
-                for step in &mut self.steps {
-                    step.outlive_srun(&joined);
-                }
+                self.steps.outlive_sruns(&self.enrolment.members());
             }
             NodeEvent::Lost => self.handle_lost_node(node, "its agent or its host died"),
             NodeEvent::Failed(problem) => self.handle_lost_node(node, problem),
-            NodeEvent::Joined | NodeEvent::JobEnding | NodeEvent::Left => {}
+            // Its pods have ended.
+            NodeEvent::Left => self.planner.release(node),
+            NodeEvent::Joined | NodeEvent::JobEnding => {}
         }
     }
 
@@ -432,7 +437,9 @@ impl Cluster {
     /// Marks a lost node NotReady at once, and restarts its agent after a delay.
     fn handle_lost_node(&mut self, node: &str, problem: &str) {
         if !self.planner.has(node) {
-            return; // It was removed.
+            // It was removed. Its pod range stays reserved, because its pods may still run.
+            self.delete_node(node);
+            return;
         }
         if !self.restarting.insert(node.to_owned()) {
             return; // Its restart is scheduled already.
@@ -469,7 +476,7 @@ impl Cluster {
     fn start_agents(&mut self, nodes: Vec<String>) -> anyhow::Result<()> {
         let addresses = self.leader_addresses.clone();
         let join_config = self.enrolment.join_config(&nodes, addresses)?;
-        self.steps.push(self.starter.start(nodes, &join_config)?);
+        self.steps.add(self.starter.start(nodes, &join_config)?);
         Ok(())
     }
 

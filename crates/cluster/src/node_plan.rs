@@ -29,8 +29,16 @@ pub const NODE_PREFIX_LEN: u8 = 24;
 pub struct NodePlanner {
     pod_cidr: PodCidr,
     labels: BTreeMap<String, String>,
-    /// The nodes of the cluster; the index determines the pod range. `None` is a range that a removed node had.
-    nodes: Vec<Option<String>>,
+    /// The owners of the pod ranges; the index determines the range. `None` is a free range, which a removed node had.
+    owners: Vec<Option<RangeOwner>>,
+}
+
+/// A node that has a pod range.
+#[derive(Debug)]
+struct RangeOwner {
+    node: String,
+    /// The node was removed, but pods may still run there. No other node gets the range: two pods would have the same address.
+    is_leaving: bool,
 }
 
 impl NodePlanner {
@@ -54,11 +62,11 @@ impl NodePlanner {
         Ok(NodePlanner {
             pod_cidr: pod_cidr.parse().map_err(anyhow::Error::msg)?,
             labels,
-            nodes: Vec::new(),
+            owners: Vec::new(),
         })
     }
 
-    /// Plans nodes. A node that is in the cluster keeps its pod range.
+    /// Plans nodes. A node that is in the cluster, or leaving it, keeps its pod range.
     pub fn plan(
         &mut self,
         nodes: &[String],
@@ -80,23 +88,43 @@ impl NodePlanner {
 
     /// Whether the cluster has this node.
     pub fn has(&self, node: &str) -> bool {
-        self.index(Some(node)).is_some()
+        let owner = self
+            .owners
+            .iter()
+            .flatten()
+            .find(|owner| owner.node == node);
+        owner.is_some_and(|owner| !owner.is_leaving)
     }
 
-    /// Removes a node from the cluster, and frees its pod range.
-    pub fn release(&mut self, node: &str) {
-        if let Some(index) = self.index(Some(node)) {
-            self.nodes[index] = None;
+    /// Removes a node from the cluster. Its pod range stays reserved until its pods have ended.
+    pub fn remove(&mut self, node: &str) {
+        let mut owners = self.owners.iter_mut().flatten();
+        if let Some(owner) = owners.find(|owner| owner.node == node) {
+            owner.is_leaving = true;
         }
     }
 
-    fn index(&self, node: Option<&str>) -> Option<usize> {
-        self.nodes.iter().position(|entry| entry.as_deref() == node)
+    /// Frees the pod range of a removed node: its pods have ended.
+    pub fn release(&mut self, node: &str) {
+        if let Some(index) = self.index(node)
+            && !self.has(node)
+        {
+            self.owners[index] = None;
+        }
+    }
+
+    fn index(&self, node: &str) -> Option<usize> {
+        let is_node = |owner: &Option<RangeOwner>| {
+            let owner = owner.as_ref();
+            owner.is_some_and(|owner| owner.node == node)
+        };
+        self.owners.iter().position(is_node)
     }
 
     fn assign_pod_cidr(&mut self, node: &str) -> anyhow::Result<PodCidr> {
-        let index = self.index(Some(node)).or_else(|| self.index(None));
-        let index = index.unwrap_or(self.nodes.len());
+        let free = || self.owners.iter().position(Option::is_none);
+        let index = self.index(node).or_else(free);
+        let index = index.unwrap_or(self.owners.len());
         let subnet = u32::try_from(index)
             .ok()
             .and_then(|index| self.pod_cidr.node_subnet(index, NODE_PREFIX_LEN));
@@ -106,9 +134,13 @@ impl NodePlanner {
                 self.pod_cidr
             )
         })?;
-        match self.nodes.get_mut(index) {
-            Some(entry) => *entry = Some(node.to_owned()),
-            None => self.nodes.push(Some(node.to_owned())),
+        let owner = Some(RangeOwner {
+            node: node.to_owned(),
+            is_leaving: false,
+        });
+        match self.owners.get_mut(index) {
+            Some(entry) => *entry = owner,
+            None => self.owners.push(owner),
         }
         Ok(subnet)
     }
@@ -145,11 +177,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pod_range_of_removed_node_is_used_again() {
+    fn pod_range_of_removed_node_is_used_again_after_its_pods_have_ended() {
         let mut planner = NodePlanner {
             pod_cidr: "100.64.0.0/22".parse().unwrap(),
             labels: BTreeMap::new(),
-            nodes: Vec::new(),
+            owners: Vec::new(),
         };
         let detail = JobDetail {
             job_id: 1,
@@ -159,24 +191,34 @@ mod tests {
             end_time: None,
             nodes: Vec::new(),
         };
-        let mut ranges = |nodes: &[&str], removed: &[&str]| {
-            removed.iter().for_each(|node| planner.release(node));
+        let ranges = |planner: &mut NodePlanner, nodes: &[&str]| {
             let nodes: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
             let plans = planner.plan(&nodes, &detail).ok()?;
             let range = |node| plans[node].pod_cidr.trim_end_matches("/24").to_owned();
             Some(nodes.iter().map(range).collect::<Vec<_>>())
         };
         let expected = |ranges: &[&str]| Some(ranges.iter().map(|r| (*r).to_owned()).collect());
+        let planner = &mut planner;
         assert_eq!(
-            ranges(&["a", "b", "c"], &[]),
-            expected(&["100.64.0.0", "100.64.1.0", "100.64.2.0"])
+            ranges(planner, &["a", "b"]),
+            expected(&["100.64.0.0", "100.64.1.0"])
         );
+        planner.remove("b");
+        assert!(planner.has("a") && !planner.has("b"));
         assert_eq!(
-            ranges(&["c", "d"], &["b"]),
-            expected(&["100.64.2.0", "100.64.1.0"])
+            ranges(planner, &["a", "c"]),
+            expected(&["100.64.0.0", "100.64.2.0"])
         );
-        assert_eq!(ranges(&["e"], &[]), expected(&["100.64.3.0"]));
-        assert_eq!(ranges(&["f"], &[]), None);
+        planner.release("b");
+        assert_eq!(ranges(planner, &["d"]), expected(&["100.64.1.0"]));
+
+        // A node that is added again before its pods have ended keeps its range.
+        planner.remove("c");
+        assert_eq!(ranges(planner, &["c"]), expected(&["100.64.2.0"]));
+        planner.release("c");
+        assert!(planner.has("c"));
+        assert_eq!(ranges(planner, &["e"]), expected(&["100.64.3.0"]));
+        assert_eq!(ranges(planner, &["f"]), None);
     }
 
     #[test]

@@ -104,6 +104,18 @@ pub async fn create_rbac_objects(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Deletes the Node of a removed node, if its agent has not done so.
+pub async fn delete_node(client: &Client, node: &str) {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let params = DeleteParams::default();
+    match tokio::time::timeout(REQUEST_TIMEOUT, nodes.delete(node, &params)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => {}
+        Ok(Err(error)) => tracing::warn!(node, %error, "cannot delete Node"),
+        Err(_) => tracing::warn!(node, "timed out deleting Node"),
+    }
+}
+
 /// Marks a Node as not ready, sooner than its lease would run out.
 pub async fn mark_not_ready(client: &Client, node: &str, problem: &str) {
     let nodes: Api<Node> = Api::all(client.clone());

@@ -49,7 +49,7 @@ impl PacketConnection {
         self.0.async_io(Interest::READABLE, receive).await
     }
 
-    /// Sends a request and receives its response.
+    /// Sends a request and receives its response. If this future is dropped earlier, the next request gets the response to this one.
     pub async fn request(&self, text: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<Packet> {
         self.send(0, text, descriptors).await?;
         let response = self.receive().await?;

@@ -126,10 +126,16 @@ fn pods_without_interface_are_restarted() {
     let lab = Lab::acquire();
     let mut cluster = start(&lab);
     let other = cluster.pod("other");
-    let (hub, sandboxes) = replace_agent_and_hub(&lab, ["first", "second"]);
-    for process in &hub {
-        lab.kill(HOST, "STOP", process);
-    }
+    let (_, sandboxes) = replace_agent_and_hub(&lab, ["first", "second"]);
+    // The agent replaces a hub that hangs, so stop the next one, too.
+    let stop_hub = || {
+        for role in [Role::HubInside, Role::Hub] {
+            if let Some(process) = lab.try_find(HOST, "user1", role) {
+                lab.kill(HOST, "STOP", &process);
+            }
+        }
+    };
+    stop_hub();
     for sandbox in &sandboxes {
         lab.kill(HOST, "CONT", sandbox);
     }
@@ -139,6 +145,7 @@ fn pods_without_interface_are_restarted() {
         let is_sandbox =
             |process: &Process| (process.pid, &process.args) == (sandbox.pid, &sandbox.args);
         wait_until(60, "the sandbox has exited", || {
+            stop_hub();
             !lab.processes(HOST).iter().any(is_sandbox)
         });
         cluster.wait_for_event(pod, "Normal SandboxChanged");
@@ -149,8 +156,9 @@ fn pods_without_interface_are_restarted() {
             "{pod:#}"
         );
     }
-    for process in &hub {
-        lab.kill(HOST, "CONT", process);
+    // Those that were not replaced continue.
+    for role in [Role::HubInside, Role::Hub] {
+        lab.kill(HOST, "CONT", &lab.find(HOST, role));
     }
     let pods = ["first", "second"].map(|pod| {
         cluster.pod_until(pod, "runs again", |pod| {

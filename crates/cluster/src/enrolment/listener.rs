@@ -3,8 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -14,6 +13,7 @@ use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
@@ -71,16 +71,23 @@ pub struct SharedNodeConfig {
 /// Admits the agents of the cluster's nodes and holds their connections.
 pub struct EnrolmentListener {
     shared: SharedNodeConfig,
-    /// The nodes that may enrol. Membership may change while the cluster runs.
-    nodes: Mutex<HashMap<String, NodePlan>>,
-    /// Tokens that have not been used, by node.
-    tokens: Mutex<HashMap<String, String>>,
+    roster: Mutex<Roster>,
     unauthenticated: Arc<UnauthenticatedConnections>,
     authentication_timeout: Duration,
-    /// The cluster is ending: no agent is admitted any more.
-    closed: AtomicBool,
-    members: Mutex<HashMap<String, Member>>,
     events: mpsc::UnboundedSender<(String, NodeEvent)>,
+}
+
+/// The nodes that may enrol and those that have. One lock protects all of it: an agent becomes a member in the same moment in which it is
+/// admitted, so that every `End` reaches it.
+#[derive(Default)]
+struct Roster {
+    /// The nodes that may enrol. Membership may change while the cluster runs.
+    nodes: HashMap<String, NodePlan>,
+    /// Tokens that have not been used, by node.
+    tokens: HashMap<String, String>,
+    /// The cluster is ending: no agent is admitted any more.
+    closed: bool,
+    members: HashMap<String, Member>,
 }
 
 /// A node whose agent is connected.
@@ -88,6 +95,16 @@ struct Member {
     /// The agent's public key: the same when it reconnects, and different for every other agent.
     key: String,
     sender: mpsc::UnboundedSender<LeaderMessage>,
+}
+
+/// An admitted agent, seen from its connection.
+struct Admission {
+    response: JoinResponse,
+    /// Identifies the member.
+    sender: mpsc::UnboundedSender<LeaderMessage>,
+    outgoing: mpsc::UnboundedReceiver<LeaderMessage>,
+    /// This connection has replaced another one of the same agent.
+    is_reconnection: bool,
 }
 
 impl EnrolmentListener {
@@ -99,28 +116,25 @@ impl EnrolmentListener {
     ) -> Arc<Self> {
         Arc::new(Self {
             shared,
-            nodes: Mutex::default(),
-            tokens: Mutex::default(),
+            roster: Mutex::default(),
             unauthenticated: UnauthenticatedConnections::new(MAX_UNAUTHENTICATED + expected_nodes),
             authentication_timeout: AUTHENTICATION_TIMEOUT,
-            closed: AtomicBool::new(false),
-            members: Mutex::default(),
             events,
         })
     }
 
     /// Lets these nodes enrol, from now on.
     pub fn add_nodes(&self, nodes: impl IntoIterator<Item = (String, NodePlan)>) {
-        self.nodes.lock().unwrap().extend(nodes);
+        self.roster().nodes.extend(nodes);
     }
 
-    /// Ends the agent of a node, and lets it enrol no more.
-    pub fn remove_node(&self, node: &str) {
-        self.nodes.lock().unwrap().remove(node);
-        self.tokens.lock().unwrap().remove(node);
-        if let Some(member) = self.members.lock().unwrap().get(node) {
-            let _ = member.sender.send(LeaderMessage::End);
-        }
+    /// Ends the agent of a node, and lets it enrol no more. Returns whether the agent was connected, and thus reports its end.
+    pub fn remove_node(&self, node: &str) -> bool {
+        let mut roster = self.roster();
+        roster.nodes.remove(node);
+        roster.tokens.remove(node);
+        let member = roster.members.get(node);
+        member.is_some_and(|member| member.sender.send(LeaderMessage::End).is_ok())
     }
 
     /// The configuration with which the agents of `nodes` enrol. Its token admits each of them once.
@@ -130,8 +144,8 @@ impl EnrolmentListener {
         leader_addresses: Vec<SocketAddr>,
     ) -> anyhow::Result<JoinConfig> {
         let token = token::generate()?;
-        let mut tokens = self.tokens.lock().unwrap();
-        tokens.extend(nodes.iter().map(|node| (node.clone(), token.clone())));
+        let tokens = nodes.iter().map(|node| (node.clone(), token.clone()));
+        self.roster().tokens.extend(tokens);
         Ok(JoinConfig {
             version: COMPATIBLE_VERSION.to_owned(),
             leader_addresses,
@@ -144,15 +158,20 @@ impl EnrolmentListener {
 
     /// Sends `End` to every agent, and admits no more.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        for member in self.members.lock().unwrap().values() {
+        let mut roster = self.roster();
+        roster.closed = true;
+        for member in roster.members.values() {
             let _ = member.sender.send(LeaderMessage::End);
         }
     }
 
     /// The nodes whose agents are connected.
     pub fn members(&self) -> HashSet<String> {
-        self.members.lock().unwrap().keys().cloned().collect()
+        self.roster().members.keys().cloned().collect()
+    }
+
+    fn roster(&self) -> MutexGuard<'_, Roster> {
+        self.roster.lock().unwrap()
     }
 
     /// Accepts connections until the task is dropped.
@@ -220,8 +239,8 @@ impl EnrolmentListener {
             received = tokio::time::timeout(self.authentication_timeout, first_message) => received??,
             () = slot.evicted() => bail!("evicted by newer unauthenticated connections"),
         };
-        let response = match self.admit(&request, certificate_node.as_deref()) {
-            Ok(response) => response,
+        let admission = match self.admit(&request, certificate_node.as_deref()) {
+            Ok(admission) => admission,
             Err(reason) => {
                 let refused = LeaderMessage::Refused(format!("{reason:#}"));
                 tokio::time::timeout(self.authentication_timeout, stream.send(&refused)).await??;
@@ -230,45 +249,27 @@ impl EnrolmentListener {
         };
         // The token is used up: from here on, eviction must not interrupt.
         drop(slot);
-        if self.is_taken(&request) {
-            // Two agents of one node would compete for its pods. The connected agent keeps the node.
+        let Some(admission) = admission else {
             stream.send(&LeaderMessage::NodeTaken).await?;
             bail!("another agent of this node is connected");
-        }
-        let welcome = LeaderMessage::Welcome(Box::new(response));
-        if let Err(error) = stream.send(&welcome).await {
-            // The agent doesn't know that it was admitted, and retries with the same token.
-            if let Some(token) = request.token {
-                self.tokens.lock().unwrap().insert(request.node, token);
-            }
-            return Err(error);
-        }
-        self.serve_member(&request, stream).await;
-        Ok(())
+        };
+        self.serve_member(&request, admission, stream).await
     }
 
-    /// Whether another agent has the node of `request`.
-    fn is_taken(&self, request: &JoinRequest) -> bool {
-        let members = self.members.lock().unwrap();
-        let current = members.get(&request.node);
-        current.is_some_and(|member| member.key != request.client_key_pem)
-    }
-
-    /// Checks a request: membership, version, and token or certificate.
+    /// Checks a request: membership, version, and token or certificate. If it is valid, the agent is a member from now on. `None` if
+    /// another agent of this node is connected: two would compete for its pods, and the connected one keeps the node.
     fn admit(
         &self,
         request: &JoinRequest,
         certificate_node: Option<&str>,
-    ) -> anyhow::Result<JoinResponse> {
+    ) -> anyhow::Result<Option<Admission>> {
         let node = request.node.as_str();
-        let plan = self
-            .nodes
-            .lock()
-            .unwrap()
-            .get(node)
+        let mut roster = self.roster();
+        let plan = roster.nodes.get(node);
+        let plan = plan
             .cloned()
             .context("this node is not part of the cluster")?;
-        if self.closed.load(Ordering::Relaxed) {
+        if roster.closed {
             bail!("the cluster is ending");
         }
         if request.version != COMPATIBLE_VERSION {
@@ -280,18 +281,34 @@ impl EnrolmentListener {
         match (&request.token, certificate_node) {
             (None, Some(name)) if name == node => {}
             (Some(token), None) => {
-                let mut tokens = self.tokens.lock().unwrap();
-                if !tokens
-                    .get(node)
-                    .is_some_and(|unused| token::equal(token, unused))
-                {
+                let unused = roster.tokens.get(node);
+                if !unused.is_some_and(|unused| token::equal(token, unused)) {
                     bail!("the token is wrong or was used before");
                 }
-                tokens.remove(node);
+                roster.tokens.remove(node);
             }
             _ => bail!("neither a token nor a certificate of this node"),
         }
-        self.sign_certificates(request, &plan)
+        let current = roster.members.get(node);
+        if current.is_some_and(|member| member.key != request.client_key_pem) {
+            return Ok(None);
+        }
+        let response = self.sign_certificates(request, &plan)?;
+        let (sender, outgoing) = mpsc::unbounded_channel();
+        let member = Member {
+            key: request.client_key_pem.clone(),
+            sender: sender.clone(),
+        };
+        let replaced = roster.members.insert(node.to_owned(), member);
+        if let Some(replaced) = &replaced {
+            let _ = replaced.sender.send(LeaderMessage::NodeTaken);
+        }
+        Ok(Some(Admission {
+            response,
+            sender,
+            outgoing,
+            is_reconnection: replaced.is_some(),
+        }))
     }
 
     fn sign_certificates(
@@ -340,22 +357,35 @@ impl EnrolmentListener {
         })
     }
 
-    /// Carries messages both ways until the agent leaves or its connection breaks.
-    async fn serve_member(
+    /// Welcomes a member, then carries messages both ways until it leaves or its connection breaks.
+    async fn serve_member<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         request: &JoinRequest,
-        mut stream: MessageStream<TlsStream<TcpStream>>,
-    ) {
+        admission: Admission,
+        mut stream: MessageStream<S>,
+    ) -> anyhow::Result<()> {
         let node = request.node.as_str();
-        let (sender, mut outgoing) = mpsc::unbounded_channel();
-        let member = Member {
-            key: request.client_key_pem.clone(),
-            sender: sender.clone(),
-        };
-        if let Some(replaced) = self.members.lock().unwrap().insert(node.to_owned(), member) {
-            let _ = replaced.sender.send(LeaderMessage::NodeTaken);
-        }
+        let Admission {
+            response,
+            sender,
+            mut outgoing,
+            is_reconnection,
+        } = admission;
         let report = |event| drop(self.events.send((node.to_owned(), event)));
+        let welcome = LeaderMessage::Welcome(Box::new(response));
+        if let Err(error) = stream.send(&welcome).await {
+            let mut roster = self.roster();
+            // The agent doesn't know that it was admitted, and retries with the same token.
+            if let Some(token) = request.token.clone()
+                && roster.nodes.contains_key(node)
+            {
+                roster.tokens.insert(node.to_owned(), token);
+            }
+            if roster.remove_member(node, &sender) && is_reconnection {
+                report(NodeEvent::Lost);
+            }
+            return Err(error);
+        }
         report(NodeEvent::Joined);
         let last_event = loop {
             tokio::select! {
@@ -374,15 +404,22 @@ impl EnrolmentListener {
                 },
             }
         };
-        let mut members = self.members.lock().unwrap();
-        // A newer connection of the same agent may have replaced this one.
-        if members
-            .get(node)
-            .is_some_and(|current| current.sender.same_channel(&sender))
-        {
-            members.remove(node);
+        if self.roster().remove_member(node, &sender) {
             report(last_event);
         }
+        Ok(())
+    }
+}
+
+impl Roster {
+    /// Removes a member, unless a newer connection of the same agent has replaced the one with `sender`.
+    fn remove_member(&mut self, node: &str, sender: &mpsc::UnboundedSender<LeaderMessage>) -> bool {
+        let current = self.members.get(node);
+        let is_current = current.is_some_and(|member| member.sender.same_channel(sender));
+        if is_current {
+            self.members.remove(node);
+        }
+        is_current
     }
 }
 
@@ -461,14 +498,11 @@ mod tests {
     #[test]
     fn removed_node_is_ended_and_refused() {
         let listener = listener();
+        let mut member = listener.admit(&request("node1", None), Some("node1"));
+        let member = member.as_mut().unwrap().as_mut().unwrap();
         let token = token_for(&listener, "node1");
-        let (sender, mut messages) = mpsc::unbounded_channel();
-        let key = String::new();
-        let member = Member { key, sender };
-        let members = &listener.members;
-        members.lock().unwrap().insert("node1".to_owned(), member);
-        listener.remove_node("node1");
-        assert!(matches!(messages.try_recv(), Ok(LeaderMessage::End)));
+        assert!(listener.remove_node("node1"));
+        assert!(matches!(member.outgoing.try_recv(), Ok(LeaderMessage::End)));
         let admitted = |token, certificate_node| {
             listener
                 .admit(&request("node1", token), certificate_node)
@@ -484,19 +518,64 @@ mod tests {
     fn connected_agent_keeps_its_node() {
         let listener = listener();
         let (first, second) = (request("node1", None), request("node1", None));
-        assert!(!listener.is_taken(&first));
-        let member = Member {
-            key: first.client_key_pem.clone(),
-            sender: mpsc::unbounded_channel().0,
+        let admit = |request: &JoinRequest| {
+            let admitted = listener.admit(request, Some(&request.node)).unwrap();
+            admitted.map(|admission| admission.is_reconnection)
         };
-        listener
-            .members
-            .lock()
-            .unwrap()
-            .insert("node1".to_owned(), member);
-        assert!(!listener.is_taken(&first));
-        assert!(listener.is_taken(&second));
-        assert!(!listener.is_taken(&request("node2", None)));
+        assert_eq!(admit(&first), Some(false));
+        assert_eq!(admit(&first), Some(true));
+        assert_eq!(admit(&second), None);
+        assert_eq!(admit(&request("node2", None)), Some(false));
+    }
+
+    #[tokio::test]
+    async fn end_reaches_agent_that_is_being_welcomed() {
+        for end in [
+            |listener: &EnrolmentListener| assert!(listener.remove_node("node1")),
+            EnrolmentListener::close,
+        ] {
+            let listener = listener();
+            let request = request("node1", None);
+            // The welcome does not fit into the buffer.
+            let (agent, leader) = tokio::io::duplex(64);
+            let (mut agent, leader) = (MessageStream::new(agent), MessageStream::new(leader));
+            let admission = listener.admit(&request, Some("node1")).unwrap().unwrap();
+            let serving = tokio::spawn({
+                let listener = listener.clone();
+                async move { listener.serve_member(&request, admission, leader).await }
+            });
+            tokio::task::yield_now().await;
+            end(&listener);
+            for is_expected in [
+                |message: &LeaderMessage| matches!(message, LeaderMessage::Welcome(_)),
+                |message: &LeaderMessage| matches!(message, LeaderMessage::End),
+            ] {
+                let message = agent.receive::<LeaderMessage>();
+                let message = tokio::time::timeout(Duration::from_secs(60), message).await;
+                assert!(is_expected(&message.unwrap().unwrap().unwrap()));
+            }
+            assert!(listener.members().contains("node1"));
+            agent.send(&AgentMessage::Left).await.unwrap();
+            serving.await.unwrap().unwrap();
+            assert!(listener.members().is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn agent_that_was_not_welcomed_is_no_member() {
+        let listener = listener();
+        let token = token_for(&listener, "node1");
+        let request = request("node1", Some(&token));
+        let admission = listener.admit(&request, None).unwrap().unwrap();
+        assert!(listener.members().contains("node1"));
+        let (agent, leader) = tokio::io::duplex(64);
+        drop(agent);
+        let leader = MessageStream::new(leader);
+        let served = listener.serve_member(&request, admission, leader).await;
+        served.unwrap_err();
+        assert!(listener.members().is_empty());
+        let retry = super::tests::request("node1", Some(&token));
+        assert!(listener.admit(&retry, None).unwrap().is_some());
     }
 
     #[test]

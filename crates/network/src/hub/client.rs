@@ -28,7 +28,7 @@ pub struct HubAttachment {
 }
 
 /// Timeout for the hub's response, including retries while its process is being replaced.
-pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Joins the user namespace of the hub at `socket`, as its root. The calling process must have a single thread. Returns that
@@ -36,7 +36,7 @@ const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 pub fn join_user_namespace(socket: &Path) -> io::Result<HubNamespaces> {
     let deadline = Instant::now() + JOIN_TIMEOUT;
     let namespaces = loop {
-        match HubNamespaces::of_hub(socket) {
+        match HubNamespaces::of_hub(socket, JOIN_TIMEOUT) {
             Err(_) if Instant::now() < deadline => std::thread::sleep(JOIN_RETRY_INTERVAL),
             received => break received?,
         }
@@ -134,9 +134,12 @@ impl StateConnection {
         Ok(Self(connection))
     }
 
-    /// Sends a state, and waits until the hub has applied it.
-    pub async fn apply(&self, state: &NetworkState) -> io::Result<()> {
-        let response = self.0.request(&serde_json::to_vec(state)?, &[]).await?;
+    /// Sends a state, and waits until the hub has applied it. After a time-out, or if this future is dropped, the connection must be
+    /// closed: a late response would be taken for that to the next state.
+    pub async fn apply(&self, state: &NetworkState, timeout: Duration) -> io::Result<()> {
+        let state = serde_json::to_vec(state)?;
+        let response = tokio::time::timeout(timeout, self.0.request(&state, &[])).await;
+        let response = response.map_err(|_| no_response(timeout))??;
         match serde_json::from_slice(&response.text)? {
             StateResponse::Applied => Ok(()),
             StateResponse::Failed(reason) => Err(io::Error::other(reason)),
@@ -183,5 +186,18 @@ mod tests {
         let error = request().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(is_listening(&socket));
+    }
+
+    #[tokio::test]
+    async fn state_for_a_hub_that_hangs_fails_in_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("hub.sock");
+        let _hub = PacketListener::bind(&socket).unwrap();
+        let connection = StateConnection::open(&socket).await.unwrap();
+        let state = NetworkState::default();
+        let applied = connection.apply(&state, Duration::from_millis(50));
+        let applied = tokio::time::timeout(Duration::from_secs(60), applied).await;
+        let error = applied.unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linux::packet::Packet;
-use linux::packet_connection::{self, PacketConnection};
+use linux::packet_connection::PacketConnection;
 use linux::route::RouteSocket;
 use rustix::net::{AddressFamily, SocketType};
 use tokio::sync::Mutex;
 
 use super::inside::{InsideRequest, InsideResponse};
 use super::namespaces::HubNamespaces;
+use super::packet_listener::kill_listener;
 
 /// Time-out of a request. A process inside that exceeds it is stopped or hangs; it is killed and replaced.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ pub type SpawnInside = Box<
 pub(super) struct InsideClient {
     socket: PathBuf,
     spawn: SpawnInside,
-    connection: Mutex<PacketConnection>,
+    connection: Mutex<InsideConnection>,
     /// Held open so that a new process can enter them.
     pub(super) namespaces: HubNamespaces,
     /// Copies of the stored descriptors, for a new process inside.
@@ -49,8 +50,9 @@ impl InsideClient {
         previous: Option<HubNamespaces>,
         spawn: SpawnInside,
     ) -> io::Result<Self> {
-        let existing = match PacketConnection::connect(&socket) {
-            Ok(connection) => request_namespaces(&connection)
+        let existing = match InsideConnection::open(&socket) {
+            Ok(mut connection) => connection
+                .namespaces()
                 .await
                 .map(|namespaces| (connection, namespaces)),
             Err(error) => Err(error),
@@ -58,8 +60,8 @@ impl InsideClient {
         let (connection, namespaces) = match existing {
             Ok(existing) => existing,
             Err(_) => {
-                let connection = start_process(&socket, previous.as_ref(), &spawn).await?;
-                let namespaces = request_namespaces(&connection).await?;
+                let mut connection = start_process(&socket, previous.as_ref(), &spawn).await?;
+                let namespaces = connection.namespaces().await?;
                 (connection, namespaces)
             }
         };
@@ -127,8 +129,9 @@ impl InsideClient {
     pub(super) async fn shut_down(&self) {
         let connection = self.connection.lock().await;
         let request = serde_json::to_vec(&InsideRequest::ShutDown).unwrap_or_default();
-        if connection.send(0, &request, &[]).await.is_ok() {
-            let _ = tokio::time::timeout(REQUEST_TIMEOUT, connection.wait_for_close()).await;
+        if connection.packets.send(0, &request, &[]).await.is_ok() {
+            let _ =
+                tokio::time::timeout(REQUEST_TIMEOUT, connection.packets.wait_for_close()).await;
         }
     }
 
@@ -164,14 +167,14 @@ impl InsideClient {
         request: &InsideRequest,
         descriptors: &[OwnedFd],
     ) -> io::Result<Packet> {
-        let connection = self.connection.lock().await;
-        send_request(&connection, request, descriptors).await
+        let mut connection = self.connection.lock().await;
+        connection.request(request, descriptors).await
     }
 
     /// Starts a new process in the same namespaces, unless another caller has done so, and hands it the stored descriptors.
     async fn replace(&self) {
         let mut connection = self.connection.lock().await;
-        if request_namespaces(&connection).await.is_ok() {
+        if connection.namespaces().await.is_ok() {
             return;
         }
         tracing::warn!("the hub's process inside the namespaces has exited; starting another one");
@@ -185,7 +188,7 @@ impl InsideClient {
         }
         for (name, descriptors) in &*self.stored.lock().await {
             let request = InsideRequest::Store { name: name.clone() };
-            if let Err(error) = send_request(&connection, &request, descriptors).await {
+            if let Err(error) = connection.request(&request, descriptors).await {
                 tracing::warn!(name, %error, "cannot store descriptors inside the namespaces");
             }
         }
@@ -197,26 +200,57 @@ fn is_disconnected(error: &io::Error) -> bool {
     [BrokenPipe, ConnectionReset, NotConnected, TimedOut].contains(&error.kind())
 }
 
-async fn request_namespaces(connection: &PacketConnection) -> io::Result<HubNamespaces> {
-    let response = send_request(connection, &InsideRequest::Namespaces, &[]).await?;
-    HubNamespaces::from_descriptors(response.descriptors)
-        .ok_or_else(|| io::Error::other("the response has no namespaces"))
+/// A connection to the process inside. Its requests are numbered: a response that arrives after the time-out of its request must not be
+/// taken for that of the next one.
+struct InsideConnection {
+    packets: PacketConnection,
+    last_number: u64,
 }
 
-async fn send_request(
-    connection: &PacketConnection,
-    request: &InsideRequest,
-    descriptors: &[OwnedFd],
-) -> io::Result<Packet> {
-    let request = serde_json::to_vec(request)?;
-    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    let response = connection.request(&request, &descriptors);
-    let response = tokio::time::timeout(REQUEST_TIMEOUT, response).await??;
-    let result: InsideResponse = serde_json::from_slice(&response.text)?;
-    if !response.is_complete {
-        return Err(io::Error::other("no free descriptors"));
+impl InsideConnection {
+    fn open(socket: &Path) -> io::Result<Self> {
+        Ok(Self::new(PacketConnection::connect(socket)?))
     }
-    result.map(|()| response).map_err(io::Error::other)
+
+    fn new(packets: PacketConnection) -> Self {
+        Self {
+            packets,
+            last_number: 0,
+        }
+    }
+
+    async fn namespaces(&mut self) -> io::Result<HubNamespaces> {
+        let response = self.request(&InsideRequest::Namespaces, &[]).await?;
+        HubNamespaces::from_descriptors(response.descriptors)
+            .ok_or_else(|| io::Error::other("the response has no namespaces"))
+    }
+
+    async fn request(
+        &mut self,
+        request: &InsideRequest,
+        descriptors: &[OwnedFd],
+    ) -> io::Result<Packet> {
+        self.last_number += 1;
+        let number = self.last_number;
+        let request = serde_json::to_vec(request)?;
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let exchange = async {
+            self.packets.send(number, &request, &descriptors).await?;
+            loop {
+                match self.packets.receive().await? {
+                    Some(response) if response.number == number => return Ok(response),
+                    Some(_) => {}
+                    None => return Err(io::Error::from(io::ErrorKind::ConnectionReset)),
+                }
+            }
+        };
+        let response = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await??;
+        let result: InsideResponse = serde_json::from_slice(&response.text)?;
+        if !response.is_complete {
+            return Err(io::Error::other("no free descriptors"));
+        }
+        result.map(|()| response).map_err(io::Error::other)
+    }
 }
 
 /// Starts a process inside and connects to it.
@@ -224,13 +258,19 @@ async fn start_process(
     socket: &Path,
     previous: Option<&HubNamespaces>,
     spawn: &SpawnInside,
-) -> io::Result<PacketConnection> {
-    kill_listener(socket);
+) -> io::Result<InsideConnection> {
+    // Two processes would compete for the socket.
+    if let Some(pid) = kill_listener(socket) {
+        tracing::warn!(
+            pid,
+            "killed the hub's process inside the namespaces, which does not respond"
+        );
+    }
     let mut failure = spawn(previous)?;
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
         // The socket file may still be that of a process that has exited.
-        if let Ok(connection) = PacketConnection::connect(socket) {
+        if let Ok(connection) = InsideConnection::open(socket) {
             return Ok(connection);
         }
         if let Ok(reason) = failure.try_recv() {
@@ -243,18 +283,34 @@ async fn start_process(
     }
 }
 
-/// Kills a process inside that does not respond: two would compete for the socket.
-fn kill_listener(socket: &Path) {
-    let Ok(connection) = packet_connection::connect(socket) else {
-        return;
-    };
-    let Ok(peer) = rustix::net::sockopt::socket_peercred(&connection) else {
-        return;
-    };
-    tracing::warn!(
-        pid = peer.pid.as_raw_nonzero().get(),
-        "killing the hub's process inside the namespaces, which does not respond"
-    );
-    // It cannot exit and its pid be reused while it accepts connections.
-    let _ = rustix::process::kill_process(peer.pid, rustix::process::Signal::KILL);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn late_response_is_not_taken_for_the_next_one() {
+        let (client, server) = linux::packet::pair().unwrap();
+        let mut client = InsideConnection::new(PacketConnection::new(client).unwrap());
+        let server = PacketConnection::new(server).unwrap();
+        let stored = |name: &str| InsideRequest::Stored {
+            name: name.to_owned(),
+        };
+        let first = stored("first");
+        let abandoned = client.request(&first, &[]);
+        let abandoned = tokio::time::timeout(Duration::from_millis(20), abandoned).await;
+        assert!(abandoned.is_err(), "the server has not responded yet");
+
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let respond = async {
+            for descriptors in [vec![], vec![null.as_fd()]] {
+                let request = server.receive().await.unwrap().unwrap();
+                let response = serde_json::to_vec(&InsideResponse::Ok(())).unwrap();
+                let sent = server.send(request.number, &response, &descriptors).await;
+                sent.unwrap();
+            }
+        };
+        let second = stored("second");
+        let (response, ()) = tokio::join!(client.request(&second, &[]), respond);
+        assert_eq!(response.unwrap().descriptors.len(), 1);
+    }
 }

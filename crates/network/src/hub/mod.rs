@@ -38,6 +38,7 @@ pub use inside::Inside;
 pub use inside_client::SpawnInside;
 pub use namespaces::HubNamespaces;
 pub use outside::{Hub, HubError, HubSockets};
+pub use packet_listener::kill_listener;
 pub use state::NetworkState;
 
 use std::net::IpAddr;

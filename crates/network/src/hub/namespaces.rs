@@ -43,10 +43,10 @@ impl HubNamespaces {
         })
     }
 
-    /// Requests the namespaces from the hub that listens at `socket`.
-    pub fn of_hub(socket: &Path) -> io::Result<Self> {
+    /// Requests the namespaces from the hub that listens at `socket`. Fails with `WouldBlock` if it does not respond within `timeout`.
+    pub fn of_hub(socket: &Path, timeout: Duration) -> io::Result<Self> {
         let connection = connect(socket)?;
-        client::request_namespaces(&connection, client::JOIN_TIMEOUT)
+        client::request_namespaces(&connection, timeout)
     }
 
     /// Requests the hub's user namespace from the running sandbox of the pod with this directory.

@@ -71,6 +71,9 @@ struct Shared {
     cidr: PodCidr,
     inside: InsideClient,
     attachments: Mutex<Attachments>,
+    /// Held while a state is stored, so that states are stored in the order in which they were applied: a kubelet that has timed out
+    /// sends the next one on another connection.
+    storing: tokio::sync::Mutex<()>,
     /// Notified by a shutdown request.
     shutdown: Notify,
 }
@@ -106,6 +109,7 @@ impl Hub {
                 cidr,
                 inside,
                 attachments: Mutex::new(attachments),
+                storing: tokio::sync::Mutex::default(),
                 shutdown: Notify::new(),
             }),
             _lock: lock,
@@ -214,6 +218,7 @@ impl Shared {
 
     /// Stores the state for the next process outside, which may start while there is no kubelet.
     async fn store_state(&self, state: &[u8]) {
+        let _storing = self.storing.lock().await;
         let stored = async {
             let memory = linux::packet::memory_file(state)?;
             self.inside.store(STATE, vec![memory.into()]).await

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use linux::packet_connection::PacketConnection;
+use linux::packet_connection::{PacketConnection, connect};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -60,9 +60,17 @@ pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Kills the process that listens at `socket`, and returns its pid; `None` if there is none.
+pub fn kill_listener(socket: &Path) -> Option<i32> {
+    let connection = connect(socket).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&connection).ok()?;
+    // It cannot exit and its pid be reused while it accepts connections.
+    rustix::process::kill_process(peer.pid, rustix::process::Signal::KILL).ok()?;
+    Some(peer.pid.as_raw_nonzero().get())
+}
+
 #[cfg(test)]
 mod tests {
-    use linux::packet_connection::connect;
     use rustix::process::{Resource, getrlimit, setrlimit};
 
     use super::*;

@@ -1,5 +1,5 @@
-//! The agent's side of the node's hub: starts it, adopts that of an earlier agent, restarts it in the same namespaces if it exits, and
-//! sends it the desired state of the network.
+//! The agent's side of the node's hub: starts it, adopts that of an earlier agent, restarts it in the same namespaces if it exits or
+//! hangs, and sends it the desired state of the network.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,12 +30,23 @@ const RETRY_BACK_OFF: ProcessBackOff =
 
 /// Retry interval of connecting to the hub while it is restarted.
 const STATE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Time that the hub has to apply a state of the network. It may have to restart its process inside meanwhile.
+const STATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Interval of the requests by which the agent notices that the hub hangs, and the time that the hub has to respond.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A hub that has not responded to so many requests in a row is killed. More than one, because the time-out of a request also ends if
+/// Slurm has suspended the job, hub and agent, meanwhile.
+const MAX_UNANSWERED: u32 = 3;
 
 /// The node's hub, started on demand.
 pub struct NodeHub {
     config: HubConfig,
     /// The socket of the hub's process outside.
     socket: PathBuf,
+    check_interval: Duration,
+    response_timeout: Duration,
     state: Mutex<HubState>,
 }
 
@@ -47,6 +58,8 @@ struct HubState {
     namespaces: Option<HubNamespaces>,
     /// `namespaces` are those of the running hub.
     namespaces_are_current: bool,
+    /// The number of requests in a row to which the hub has not responded.
+    unanswered: u32,
 }
 
 impl NodeHub {
@@ -60,6 +73,8 @@ impl NodeHub {
                 pod_cidr: pod_cidr.to_owned(),
                 process_limit: linux::process_limit::current().map(process_limit::pods_limit),
             },
+            check_interval: CHECK_INTERVAL,
+            response_timeout: RESPONSE_TIMEOUT,
             state: Mutex::default(),
         }
     }
@@ -75,20 +90,55 @@ impl NodeHub {
             }
             state.child = Some(self.spawn(state.namespaces.as_ref()).await?);
             state.namespaces_are_current = false;
+            state.unanswered = 0;
         }
         if !state.namespaces_are_current {
-            match run_blocking(socket, HubNamespaces::of_hub).await? {
-                Ok(namespaces) => {
-                    state.namespaces = Some(namespaces);
-                    state.namespaces_are_current = true;
-                }
-                Err(error) => tracing::warn!(%error, "cannot hold the hub's namespaces"),
-            }
+            self.request_namespaces(&mut state).await?;
         }
         Ok(())
     }
 
-    /// Restarts the hub whenever it exits, until this future is dropped: running pods need it too, not only new ones.
+    /// Requests the hub's namespaces. Kills the hub's process outside if it hangs; the one inside continues, and keeps the pods' network.
+    async fn request_namespaces(&self, state: &mut HubState) -> anyhow::Result<()> {
+        let timeout = self.response_timeout;
+        let request = move |socket: &Path| HubNamespaces::of_hub(socket, timeout);
+        match run_blocking(&self.socket, request).await? {
+            Ok(namespaces) => {
+                state.namespaces = Some(namespaces);
+                state.namespaces_are_current = true;
+                state.unanswered = 0;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot get the hub's namespaces");
+                state.namespaces_are_current = false;
+                if error.kind() == io::ErrorKind::WouldBlock {
+                    state.unanswered += 1;
+                }
+            }
+        }
+        if state.unanswered >= MAX_UNANSWERED {
+            let pid = run_blocking(&self.socket, network::hub::kill_listener).await?;
+            tracing::warn!(pid, "killed the hub, which does not respond");
+            state.unanswered = 0;
+        }
+        Ok(())
+    }
+
+    /// Returns as soon as the hub fails to respond.
+    async fn check_responses(&self) {
+        loop {
+            tokio::time::sleep(self.check_interval).await;
+            let mut state = self.state.lock().await;
+            if let Err(error) = self.request_namespaces(&mut state).await {
+                tracing::warn!(error = format!("{error:#}"), "cannot check the hub");
+            }
+            if !state.namespaces_are_current {
+                return;
+            }
+        }
+    }
+
+    /// Restarts the hub whenever it exits or hangs, until this future is dropped: running pods need it too, not only new ones.
     pub async fn supervise(&self) {
         let mut back_off = RETRY_BACK_OFF;
         loop {
@@ -99,8 +149,13 @@ impl NodeHub {
             // Until the agent holds the namespaces, pods lose their network if the hub dies.
             if ready.is_ok() && self.state.lock().await.namespaces_are_current {
                 back_off.reset();
-                if network::hub::wait_for_exit(&self.socket).await.is_ok() {
-                    tracing::warn!("the hub has exited");
+                tokio::select! {
+                    exited = network::hub::wait_for_exit(&self.socket) => {
+                        if exited.is_ok() {
+                            tracing::warn!("the hub has exited");
+                        }
+                    }
+                    () = self.check_responses() => {}
                 }
             }
             tokio::time::sleep(back_off.next_delay()).await;
@@ -122,7 +177,7 @@ impl NodeHub {
         let connection = StateConnection::open(&self.socket).await?;
         loop {
             let state = states.borrow_and_update().clone();
-            connection.apply(&state).await?;
+            connection.apply(&state, STATE_TIMEOUT).await?;
             tokio::select! {
                 changed = states.changed() => changed.map_err(io::Error::other)?,
                 () = connection.hub_exited() => return Ok(()),
@@ -238,7 +293,8 @@ async fn wait_until_ready(output: impl AsyncRead + Unpin, timeout: Duration) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStrExt;
+    use std::io::Read;
+    use std::os::unix::process::ExitStatusExt;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Instant;
@@ -247,13 +303,20 @@ mod tests {
 
     use super::*;
 
-    /// A hub that sends no namespaces before the third request. Returns the number of requests.
-    fn fake_hub(socket: &Path) -> Arc<AtomicU32> {
+    /// Environment variable for a process that hangs: the socket at which it listens.
+    const HUNG_HUB: &str = "CORACLE_TEST_HUNG_HUB";
+
+    fn listen(socket: &Path) -> OwnedFd {
         let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let listener = rustix::net::socket_with(unix, packets, SocketFlags::CLOEXEC, None).unwrap();
-        let address = SocketAddrUnix::new(socket.as_os_str().as_bytes()).unwrap();
-        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
         rustix::net::listen(&listener, 16).unwrap();
+        listener
+    }
+
+    /// A hub that sends no namespaces before the third request. Returns the number of requests.
+    fn fake_hub(socket: &Path) -> Arc<AtomicU32> {
+        let listener = listen(socket);
         let requests = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&requests);
         std::thread::spawn(move || {
@@ -293,21 +356,47 @@ mod tests {
         assert_eq!(requests.load(Ordering::SeqCst), 3);
     }
 
+    /// The process that hangs is this program, with this test alone.
+    #[tokio::test]
+    async fn hub_that_hangs_is_killed() {
+        if let Some(socket) = std::env::var_os(HUNG_HUB) {
+            let _listener = listen(Path::new(&socket));
+            eprint!("ready");
+            let _ = std::io::stdin().read(&mut [0]);
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut hub = NodeHub::new(dir.path(), "100.64.0.0/24", "mark=m".to_owned());
+        hub.check_interval = Duration::from_millis(10);
+        hub.response_timeout = Duration::from_millis(50);
+        let test = "roles::node::hub::tests::hub_that_hangs_is_killed";
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", test])
+            .env(HUNG_HUB, &hub.socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = process.stderr.take().unwrap();
+        output.read_exact(&mut [0; 5]).unwrap();
+
+        for _ in 0..MAX_UNANSWERED {
+            assert!(process.try_wait().unwrap().is_none());
+            let check = hub.check_responses();
+            let checked = tokio::time::timeout(Duration::from_secs(60), check).await;
+            checked.expect("the hub does not respond");
+        }
+        drop(process.stdin.take());
+        assert_eq!(process.wait().unwrap().signal(), Some(9));
+    }
+
     #[tokio::test]
     async fn slow_sandbox_does_not_block_the_agent() {
         let dir = tempfile::tempdir().unwrap();
         let pod = dir.path().join("pods/uid");
         std::fs::create_dir_all(&pod).unwrap();
-        let address = SocketAddrUnix::new(pod.join("namespaces.sock")).unwrap();
-        let socket = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let socket = socket.unwrap();
-        rustix::net::bind(&socket, &address).unwrap();
-        rustix::net::listen(&socket, 1).unwrap();
+        let socket = listen(&pod.join("namespaces.sock"));
         // A sandbox that closes the connection late, without a response.
         let slow = Duration::from_secs(1);
         let sandbox = std::thread::spawn(move || {
