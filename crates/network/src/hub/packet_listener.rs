@@ -2,11 +2,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::file_id::FileId;
 use linux::packet_connection::{PacketConnection, connect};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -14,6 +17,11 @@ use tokio::io::unix::AsyncFd;
 const BACKLOG: i32 = 1024;
 /// The delay after a failed accept.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time-out of the exit of a killed process. A process that exceeds it is blocked in uninterruptible I/O.
+const KILL_TIMEOUT: Timespec = Timespec {
+    tv_sec: 2,
+    tv_nsec: 0,
+};
 
 /// A listener for [`PacketConnection`]s.
 #[derive(Debug)]
@@ -23,7 +31,7 @@ impl PacketListener {
     /// Listens at `path`, and atomically replaces the socket of an earlier process.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
         Ok(Self(linux::async_fd::register(
-            listen(path)?,
+            listen(path)?.socket,
             Interest::READABLE,
         )?))
     }
@@ -45,27 +53,52 @@ impl PacketListener {
     }
 }
 
+/// A socket that listens at a path.
+#[derive(Debug)]
+pub(super) struct BoundSocket {
+    pub(super) socket: OwnedFd,
+    path: PathBuf,
+    file: FileId,
+}
+
+impl BoundSocket {
+    /// Whether clients find the socket of another process at the path. The path may also be gone, with the node's directory.
+    pub(super) fn is_replaced(&self) -> bool {
+        let found = std::fs::symlink_metadata(&self.path);
+        found.is_ok_and(|found| FileId::from(&found) != self.file)
+    }
+}
+
 /// Listens at `path`. Replaces the socket of an earlier process by a rename, so that clients always find one.
-pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn listen(path: &Path) -> io::Result<BoundSocket> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let new = path.with_extension("new");
+    let new = path.with_extension(format!("new-{}", std::process::id()));
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
+    let file = FileId::from(&std::fs::symlink_metadata(&new)?);
     std::fs::rename(&new, path)?;
-    Ok(socket)
+    Ok(BoundSocket {
+        socket,
+        path: path.to_owned(),
+        file,
+    })
 }
 
-/// Kills the process that listens at `socket`, and returns its pid; `None` if there is none.
+/// Kills the process that listens at `socket`, waits for its exit, and returns its pid; `None` if there is none.
 pub fn kill_listener(socket: &Path) -> Option<i32> {
     let connection = connect(socket).ok()?;
     let peer = rustix::net::sockopt::socket_peercred(&connection).ok()?;
     // It cannot exit and its pid be reused while it accepts connections.
-    rustix::process::kill_process(peer.pid, rustix::process::Signal::KILL).ok()?;
+    let pidfd = pidfd_open(peer.pid, PidfdFlags::empty()).ok()?;
+    pidfd_send_signal(&pidfd, Signal::KILL).ok()?;
+    // Until it has exited, its successor's clients could still reach it.
+    let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+    let _ = rustix::event::poll(&mut polled, Some(&KILL_TIMEOUT));
     Some(peer.pid.as_raw_nonzero().get())
 }
 
@@ -91,6 +124,19 @@ mod tests {
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(accepted.is_err());
         listener.accept().await;
+    }
+
+    #[test]
+    fn replaced_listener_notices_its_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hub.sock");
+        let first = listen(&path).unwrap();
+        assert!(!first.is_replaced());
+        let second = listen(&path).unwrap();
+        assert!(first.is_replaced() && !second.is_replaced());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!second.is_replaced());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[tokio::test]
