@@ -12,10 +12,11 @@ use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Either, Full, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::{self, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::rt::Executor;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
-use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::state_lines::StateLines;
 use super::{
@@ -98,7 +99,8 @@ where
     hello::send(&mut io, &welcome)
         .await
         .map_err(HelloError::Closed)?;
-    let (requests, connection) = http2::Builder::new(TokioExecutor::new())
+    let tasks = ConnectionTasks::default();
+    let (requests, connection) = http2::Builder::new(tasks.clone())
         .timer(TokioTimer::new())
         .initial_stream_window_size(RESPONSE_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -114,7 +116,7 @@ where
             source,
         })?;
     let pod: Arc<str> = hello.uid.as_str().into();
-    let connection = tokio::spawn({
+    tasks.execute({
         let pod = Arc::clone(&pod);
         async move {
             if let Err(error) = connection.await {
@@ -129,7 +131,7 @@ where
     let client = SandboxClient {
         pod,
         requests,
-        connection: connection.abort_handle(),
+        tasks,
     };
     Ok((hello, client))
 }
@@ -143,8 +145,18 @@ type Body = Either<Full<Bytes>, StreamBody<BoxStream<'static, Result<Frame<Bytes
 pub struct SandboxClient {
     pod: Arc<str>,
     requests: SendRequest<Body>,
-    /// The task that drives the connection.
-    connection: AbortHandle,
+    tasks: ConnectionTasks,
+}
+
+/// Runs the tasks of one connection until it is closed.
+#[derive(Clone, Debug, Default)]
+struct ConnectionTasks(CancellationToken);
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for ConnectionTasks {
+    fn execute(&self, task: F) {
+        let closed = self.0.clone();
+        tokio::spawn(async move { closed.run_until_cancelled(task).await.is_some() });
+    }
 }
 
 impl SandboxClient {
@@ -236,7 +248,7 @@ impl SandboxClient {
     /// Closes the connection and breaks its streams. The sandbox then connects again, which it does not do as long as a stream of a
     /// connection that no longer works keeps that open.
     pub fn close(&self) {
-        self.connection.abort();
+        self.tasks.0.cancel();
     }
 
     /// Whether the connection has ended, so that no call can succeed.
