@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
 use pod_protocol::Problem;
 
 use super::env::{self, PodAddresses};
-use super::security::{ContainerSecurity, security};
-use crate::container_runtime::StartRequest;
-use crate::inner::message::{
+use super::inner::message::{
     ContainerPlan, DeclaredVolume, MountAccess, MountPlan, MountPropagation, MountSource,
     PidNamespace, ProcessPlan, RootfsKind, RootfsPlan,
 };
+use super::security::{ContainerSecurity, security};
+use crate::container_runtime::StartRequest;
 use crate::node_services::ReadyVolume;
 
 /// Device files that every container has.

@@ -14,6 +14,9 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 
 use super::container_exit::ExitWatch;
+use super::inner::message::{
+    ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
+};
 use super::inner_client::InnerProcess;
 use super::oom_watch::OomWatch;
 use super::rootfs::unmount_fuse;
@@ -23,9 +26,6 @@ use super::{
     oom_score_adj, plan, streaming, sub_paths,
 };
 use crate::container_runtime::{StartFailure, StartRequest, StartedContainer};
-use crate::inner::message::{
-    ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
-};
 use crate::node_services::NodeServices;
 
 impl<S: NodeServices> LinuxRuntime<S> {

@@ -11,10 +11,10 @@ use k8s_openapi::api::core::v1::Pod;
 use linux::packet;
 use pod_protocol::{Bundle, NodeFacts, Problem};
 
+use super::inner::message::{InnerEvent, InnerRequest};
+use super::logs::LogDir;
 use super::{LinuxRuntime, PodDirs, Snapshotter, volume_spec};
 use crate::container_runtime::{ImageProblem, ImageRequest, PodImage};
-use crate::inner::message::{InnerEvent, InnerRequest};
-use crate::logs::LogDir;
 use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);

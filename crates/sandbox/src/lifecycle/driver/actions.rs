@@ -14,7 +14,7 @@ use super::super::hooks::HookPod;
 use super::super::plan::PlanAction;
 use super::{LifecycleDriver, RunHandles};
 use crate::container_runtime::ContainerRuntime;
-use crate::probe::worker::ProbeKind;
+use crate::lifecycle::probe::worker::ProbeKind;
 
 impl<R: ContainerRuntime> LifecycleDriver<R> {
     pub(super) fn carry_out(&mut self, action: PlanAction) {

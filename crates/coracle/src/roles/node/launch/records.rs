@@ -9,7 +9,7 @@ use kubelet::PodRecords;
 use pod_protocol::connection::LogByteStream;
 use pod_protocol::{LogQuery, PodState, Problem};
 use sandbox::lifecycle::checkpoint;
-use sandbox::logs::LogDir;
+use sandbox::runtime::logs::LogDir;
 
 use crate::node_dir;
 use crate::roles::remove::{self, RemovedDir};
