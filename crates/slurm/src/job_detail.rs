@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn fate_of_a_node_follows_from_state_reason_and_nodes() {
+    fn node_outcome_follows_from_state_and_reason() {
         let text = include_str!("../fixtures/job-26.05.txt");
         let fate = |state: &str| {
             let text = text.replace("JobState=RUNNING Reason=None", state);

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deletion_overrides_spec_grace_and_minimum_is_one_second() {
+    fn deletion_overrides_grace_period_down_to_one_second() {
         let mut pod = Pod::default();
         assert_eq!(grace_seconds(&pod), 30);
         pod.spec = Some(PodSpec {

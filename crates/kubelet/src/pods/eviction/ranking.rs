@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_of_lowest_priority_with_largest_excess_is_evicted() {
+    fn lowest_priority_with_largest_excess_is_evicted() {
         let mut all = vec![
             candidate("modest", asking("1Gi", 0), 900, 0),
             candidate("small", asking("0", 0), 5, 0),

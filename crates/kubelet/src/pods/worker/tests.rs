@@ -439,7 +439,7 @@ fn killed_sandbox_is_not_replaced_before_it_ends() {
 }
 
 #[test]
-fn pod_is_not_ended_while_its_sandbox_may_run() {
+fn pod_does_not_end_while_sandbox_may_run() {
     simulate(async {
         let mut fixture = adopted("Always");
         *fixture.launcher.cannot_find.lock().unwrap() = true;
@@ -572,7 +572,7 @@ fn only_running_pods_get_incomplete_bundles() {
 }
 
 #[test]
-fn pod_is_restarted_if_sandbox_was_lost_with_kubelet() {
+fn sandbox_lost_with_kubelet_restarts_the_pod() {
     simulate(async {
         let mut fixture = adopted("Always");
         let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_with_too_many_files_counts_up_to_the_limit() {
+    fn files_are_counted_up_to_the_limit() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("0");
         std::fs::write(&file, vec![1; 64 << 10]).unwrap();
