@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What each crate may depend on: only crates below it. `coracle` is not in the list, because it may use all. Tests of a crate
-/// may use more.
+/// The crates that each crate may depend on: only crates below it. `coracle` is not in the list, because it may use all.
+/// Tests of a crate may use more.
 const ALLOWED: [(&str, &[&str]); 16] = [
     (
         "cluster",

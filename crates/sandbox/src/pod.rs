@@ -71,7 +71,7 @@ struct PendingPod<S> {
     stop: Option<Stop>,
 }
 
-/// What the process that set up a sandbox has prepared for its pod.
+/// The parts of a pod that exist before its lifecycle is started.
 pub struct PodEnvironment<S> {
     /// Provides images, volumes and a network.
     pub services: S,

@@ -37,7 +37,7 @@ pub use error::SlurmError;
 pub use exact_step::ExactStep;
 pub use hostlist::HostlistError;
 pub use invocation::{Invocation, is_inherited_by_steps};
-pub use job_detail::{Gres, JobDetail, NodeFate, NodeShare, parse_gres, parse_job_detail};
+pub use job_detail::{Gres, JobDetail, NodeOutcome, NodeShare, parse_gres, parse_job_detail};
 pub use partitions::{Partition, PartitionState, parse_partitions};
 pub use process_markers::JobProcessMarkers;
 pub use submission::Submission;

@@ -26,7 +26,7 @@ impl std::fmt::Debug for NodeKey {
     }
 }
 
-/// What a credential is for.
+/// The purpose of a credential.
 #[derive(Clone, Copy)]
 enum Purpose {
     Token,

@@ -22,7 +22,7 @@ const MAX_UNAUTHENTICATED: usize = 128;
 
 /// A sandbox that has connected.
 pub(super) struct IncomingSandbox {
-    /// What it told about itself.
+    /// Its first message.
     pub hello: SandboxHello,
     pub client: SandboxClient,
 }

@@ -90,7 +90,7 @@ pub(crate) struct ResolvedPod {
     pub warnings: Vec<(&'static str, String)>,
 }
 
-/// What a bundle was built from, to notice changes.
+/// The inputs of a bundle, to notice changes.
 #[derive(Clone)]
 struct Dependencies {
     /// A change counter of each object, with the current value marked as seen.

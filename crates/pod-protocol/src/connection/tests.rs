@@ -637,7 +637,7 @@ async fn connection_works_over_mutual_tls() {
 #[tokio::test]
 async fn certificates_of_another_ca_are_rejected() {
     let (kubelet, _) = identities("kubelet");
-    let (_, stranger) = identities("kubelet");
+    let (_, identity_of_other_ca) = identities("kubelet");
     let (listener, address) = tls_listener(&kubelet).await;
     let endpoint = |identity| KubeletEndpoint::Tls {
         addresses: vec![address],
@@ -646,14 +646,14 @@ async fn certificates_of_another_ca_are_rejected() {
     };
     // The sandbox does not trust the kubelet.
     let accepted = async { listener.accept().await.unwrap().establish().await };
-    let connecting = endpoint(stranger.clone());
+    let connecting = endpoint(identity_of_other_ca.clone());
     let (accepted, connected) = tokio::join!(accepted, connecting.connect());
     assert!(accepted.is_err() && connected.is_err());
     // The kubelet does not trust the sandbox.
     let accepted = async { listener.accept().await.unwrap().establish().await };
     let connecting = endpoint(TransportIdentity {
         ca_pem: kubelet.ca_pem.clone(),
-        ..stranger
+        ..identity_of_other_ca
     });
     let (accepted, _) = tokio::join!(accepted, connecting.connect());
     assert!(accepted.is_err());

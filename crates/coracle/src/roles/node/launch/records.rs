@@ -1,4 +1,4 @@
-//! What the sandboxes of this node leave behind, in the node's directory: logs and checkpoints.
+//! Logs and checkpoints of this node's sandboxes, which stay in the node's directory after the sandboxes have ended.
 
 use std::io;
 use std::path::PathBuf;
