@@ -20,7 +20,6 @@
 #![warn(unused_crate_dependencies)]
 
 mod auth;
-mod certificate_name;
 mod checkpoint;
 mod configz;
 mod error;
@@ -43,21 +42,21 @@ mod streams;
 #[cfg(test)]
 mod testing;
 mod tls;
-mod unauthenticated;
 mod upgrade;
 mod websocket;
 
 pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
-pub use certificate_name::certificate_common_name;
 pub use error::ApiError;
 pub use pod_source::{
     AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
     LogStream, PodSource, PortConnection, RequestedStreams, SessionError, SessionErrorKind,
     SessionExit, SessionOutput, TerminalSize,
 };
+// Only the integration tests use it.
+#[cfg(test)]
+use rcgen as _;
 pub use server::serve;
 pub use tls::ServerIdentity;
-pub use unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
 
 /// Upstream's default of `streamingConnectionIdleTimeout`.
 pub const STREAM_IDLE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(4 * 60 * 60);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kubelet_api::UnauthenticatedConnections;
+use client_auth::UnauthenticatedConnections;
 use pod_protocol::SandboxHello;
 use pod_protocol::connection::{
     HelloError, PendingStream, SandboxClient, TransportListener, accept,
