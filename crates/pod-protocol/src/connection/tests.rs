@@ -540,6 +540,7 @@ async fn errors_have_their_messages() {
         let error = client
             .port_forward(port, stream::empty())
             .await
+            .map(drop)
             .unwrap_err();
         assert!(error.to_string().contains("refused"), "{error}");
     })
@@ -563,10 +564,9 @@ async fn forwarded_port_directions_end_separately() {
                 .unwrap();
         });
         let blocks = stream::iter(vec![Bytes::from(vec![1; 1 << 20]); 16]);
-        let mut forwarded = client.port_forward(port, blocks).await.unwrap();
-        let mut answer = String::new();
-        forwarded.read_to_string(&mut answer).await.unwrap();
-        assert_eq!(answer, "16777216 bytes");
+        let forwarded = client.port_forward(port, blocks).await.unwrap();
+        let answer: Vec<Bytes> = forwarded.try_collect().await.unwrap();
+        assert_eq!(answer.concat(), b"16777216 bytes");
         served.await.unwrap();
     })
     .await;
