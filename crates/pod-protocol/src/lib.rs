@@ -36,6 +36,7 @@
 pub mod connection;
 pub mod restart;
 pub mod streams;
+pub mod termination;
 mod types;
 pub mod usage;
 

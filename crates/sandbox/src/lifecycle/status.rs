@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pod_protocol::restart::RestartPolicy;
+use pod_protocol::termination::lost_container;
 
 use super::container_record::{
     ContainerRecord, ContainerType, RunStage, WaitingState, terminated_state,
@@ -157,12 +158,7 @@ fn set_unknown_unless_terminated(status: &mut ContainerStatus) {
     {
         return;
     }
-    status.state = Some(terminated_state(ContainerStateTerminated {
-        reason: Some("ContainerStatusUnknown".to_owned()),
-        message: Some("The container could not be located when the pod was terminated".to_owned()),
-        exit_code: 137,
-        ..Default::default()
-    }));
+    status.state = Some(terminated_state(lost_container()));
 }
 
 fn mount_status(mount: &VolumeMount) -> VolumeMountStatus {
