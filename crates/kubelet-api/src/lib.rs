@@ -30,6 +30,7 @@ mod logs;
 mod metrics;
 mod node_logs;
 mod pod_lookup;
+mod pod_phase;
 mod pod_source;
 mod portforward;
 mod read_ahead;
@@ -47,6 +48,7 @@ mod websocket;
 
 pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
 pub use error::ApiError;
+pub use pod_phase::PodPhase;
 pub use pod_source::{
     AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
     LogStream, PodSource, PortConnection, RequestedStreams, SessionError, SessionErrorKind,
