@@ -445,7 +445,7 @@ async fn clean_up_after_leader(identity: &NodeIdentity) {
         tracing::warn!(%error, "cannot kill the cluster's remaining processes");
     }
     if let (job, Some(step)) = identity.response.job {
-        crate::waiting_tasks::dismiss_step(job, step).await;
+        crate::waiting_tasks::end_step(job, step).await;
     }
 }
 
