@@ -7,7 +7,7 @@
 //!
 //! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints).
 //!
-//! - Access: `auth/`, `tls.rs`, `certificate_name.rs`; `unauthenticated.rs` bounds the connections of unauthenticated clients.
+//! - Access: `auth/`, `tls.rs`; [`client_auth`] bounds the connections of unauthenticated clients.
 //! - The interface to the kubelet: `pod_source.rs`, and `stats/` for the node itself.
 //! - Streams: `remotecommand/` and `portforward/` are the endpoints, `upgrade.rs` switches from HTTP to the stream protocol, `streams/` is what
 //!   all stream protocols share, `spdy/` and `websocket/` are the protocols, without IO.
