@@ -36,7 +36,7 @@ pub use command::{Slurm, on_path};
 pub use error::SlurmError;
 pub use exact_step::ExactStep;
 pub use hostlist::HostlistError;
-pub use invocation::{Invocation, is_inherited_by_steps};
+pub use invocation::{Invocation, environment_names, is_inherited_by_steps};
 pub use job_detail::{Gres, JobDetail, NodeOutcome, NodeShare, parse_gres, parse_job_detail};
 pub use partitions::{Partition, PartitionState, parse_partitions};
 pub use process_markers::JobProcessMarkers;
