@@ -45,7 +45,6 @@ use self::probe::worker::{ProbeEvent, ProbeKind};
 use crate::container_runtime::{ContainerRuntime, PodNetwork};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
 
-pub(crate) use back_off::go_duration;
 pub(crate) use plan::resize_requires_restart;
 
 /// Starts the lifecycle of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.

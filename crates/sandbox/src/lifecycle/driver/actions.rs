@@ -1,10 +1,9 @@
 //! Carries out the actions of a plan.
 
-use pod_protocol::Problem;
+use pod_protocol::{Problem, go_duration};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::super::back_off::go_duration;
 use super::super::container_record::{
     ContainerRun, ContainerType, KillOrder, RunStage, WaitingState,
 };
