@@ -35,6 +35,7 @@
 
 pub mod connection;
 mod go_duration;
+pub mod mounts;
 pub mod restart;
 pub mod streams;
 pub mod termination;

@@ -2,9 +2,10 @@
 
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, VolumeMount, VolumeMountStatus,
+    ContainerStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pod_protocol::mounts::mount_status;
 use pod_protocol::restart::RestartPolicy;
 use pod_protocol::termination::lost_container;
 
@@ -159,20 +160,4 @@ fn set_unknown_unless_terminated(status: &mut ContainerStatus) {
         return;
     }
     status.state = Some(terminated_state(lost_container()));
-}
-
-fn mount_status(mount: &VolumeMount) -> VolumeMountStatus {
-    let read_only = mount.read_only == Some(true);
-    let recursive = matches!(
-        mount.recursive_read_only.as_deref(),
-        Some("Enabled" | "IfPossible")
-    );
-    VolumeMountStatus {
-        mount_path: mount.mount_path.clone(),
-        name: mount.name.clone(),
-        read_only: read_only.then_some(true),
-        recursive_read_only: read_only
-            .then(|| if recursive { "Enabled" } else { "Disabled" }.to_owned()),
-        volume_status: None,
-    }
 }

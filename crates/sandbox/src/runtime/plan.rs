@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
 use pod_protocol::Problem;
+use pod_protocol::mounts::is_recursive_read_only;
 
 use super::env::{self, PodAddresses};
 use super::inner::message::{
@@ -354,14 +355,10 @@ fn volume_mount(
             (MountSource::Layers { layers, sub_path }, false)
         }
     };
-    let recursive = matches!(
-        mount.recursive_read_only.as_deref(),
-        Some("Enabled" | "IfPossible")
-    );
     Ok(MountPlan {
         source,
         target: absolute(&mount.mount_path),
-        access: match (read_only, recursive) {
+        access: match (read_only, is_recursive_read_only(mount)) {
             (false, _) => MountAccess::ReadWrite,
             (true, false) => MountAccess::ReadOnly,
             (true, true) => MountAccess::RecursiveReadOnly,

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
     EphemeralContainer, PodSpec, VolumeMountStatus,
 };
+use pod_protocol::mounts::mount_status;
 use pod_protocol::restart::is_sidecar;
 use pod_protocol::termination::lost_container;
 
@@ -115,21 +116,7 @@ fn not_started(spec: &PodSpec, container: &Container) -> ContainerStatus {
 /// The statuses of a container's volume mounts.
 fn mount_statuses(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_deref()?;
-    let statuses = mounts.iter().map(|mount| {
-        let read_only = mount.read_only == Some(true);
-        let recursive = match mount.recursive_read_only.as_deref() {
-            Some("Enabled" | "IfPossible") => "Enabled",
-            _ => "Disabled",
-        };
-        VolumeMountStatus {
-            name: mount.name.clone(),
-            mount_path: mount.mount_path.clone(),
-            read_only: read_only.then_some(true),
-            recursive_read_only: read_only.then(|| recursive.to_owned()),
-            ..Default::default()
-        }
-    });
-    Some(statuses.collect())
+    Some(mounts.iter().map(mount_status).collect())
 }
 
 /// Sets the resources of a started container to those of its spec, if the sandbox did not report them.
