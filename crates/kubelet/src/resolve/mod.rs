@@ -316,7 +316,7 @@ impl ResolveInputs {
                         problem: Some(Problem::new("CreateContainerConfigError", message)),
                     },
                 };
-                (container.name.into_owned(), input)
+                (container.name.to_owned(), input)
             })
             .collect();
         let (pull_credentials, warnings) = pull_secrets::credentials(&self.volumes);
