@@ -31,6 +31,7 @@ mod tests;
 mod tokens;
 mod trust_bundles;
 mod volume_sources;
+mod watch_events;
 mod watched_objects;
 
 use std::collections::{BTreeMap, HashMap};
