@@ -127,7 +127,7 @@ fn unreachable_slurm_exits_with_69() {
 }
 
 #[test]
-fn rejection_by_slurm_exits_with_69_and_its_message() {
+fn rejection_by_slurm_exits_with_69_and_message() {
     let lab = Lab::acquire();
     fails_outside(&lab, &["-N1", "-p", "nope", "true"], 69)
         .stderr_has(&["nvalid partition", "hint: "]);

@@ -50,7 +50,7 @@ fn logs_are_kept_in_the_users_directory() {
 }
 
 #[test]
-fn failed_component_is_named_with_its_last_log_lines() {
+fn failed_component_is_named_with_last_log_lines() {
     let lab = Lab::acquire();
     // A release with one broken program.
     let release = "/opt/coracle/lib/coracle/kubernetes/v1.37.1";

@@ -453,7 +453,7 @@ fn autoscaler_scales_by_usage() {
 }
 
 #[test]
-fn component_logs_are_available_inside_and_outside_of_job() {
+fn component_logs_are_available_inside_and_outside_job() {
     let lab = Lab::acquire();
     let none = lab.command(&["coracle", "logs"]).run();
     assert!(

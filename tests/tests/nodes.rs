@@ -188,7 +188,7 @@ fn node_is_not_ready_until_agent_is_replaced() {
 }
 
 #[test]
-fn node_without_power_is_not_ready_until_it_boots() {
+fn node_is_not_ready_until_it_boots_again() {
     let mut lab = Lab::acquire();
     // Without --no-kill, Slurm would end the whole job, and an srun with two tasks would wait for the lost one.
     let args = [

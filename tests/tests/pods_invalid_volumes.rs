@@ -116,7 +116,7 @@ fn rejected_volumes() -> Vec<(&'static str, Value, Value, &'static str)> {
 }
 
 #[test]
-fn persistent_volumes_of_all_sources_are_mounted_or_rejected() {
+fn persistent_volumes_are_mounted_or_rejected_by_source() {
     let lab = Lab::acquire();
     lab.load_busybox();
     lab.sh("mkdir -p odd/disk odd/nas && ln -s disk odd/link && ln -s loop odd/loop && echo mine > odd/file && chmod 755 odd")

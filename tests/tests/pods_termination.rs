@@ -173,7 +173,7 @@ spec:
 "#;
 
 #[test]
-fn coracle_run_returns_output_and_status_of_a_job() {
+fn run_returns_output_and_status_of_job() {
     let lab = Lab::acquire();
     lab.load_busybox();
     let run = |name: &str, text: &str| {

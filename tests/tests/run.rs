@@ -133,7 +133,7 @@ fn two_clusters_can_run_successively_in_a_job() {
 }
 
 #[test]
-fn stdout_is_the_workloads_and_progress_is_on_stderr() {
+fn stdout_is_the_workloads_progress_on_stderr() {
     let lab = Lab::acquire();
     let output = lab
         .command(&[
@@ -169,7 +169,7 @@ fn cluster_works_without_subordinate_ids() {
 }
 
 #[test]
-fn slurm_options_inside_of_a_job_cause_a_warning() {
+fn slurm_options_inside_a_job_cause_a_warning() {
     let lab = Lab::acquire();
     let output = lab
         .command(&["srun", "-N1", "coracle", "run", "-N7", "true"])

@@ -57,7 +57,7 @@ fn second_ctrl_c_on_srun_ends_the_cluster() {
 }
 
 #[test]
-fn ctrl_c_outside_of_a_job_ends_the_cluster() {
+fn ctrl_c_outside_a_job_ends_the_cluster() {
     let lab = Lab::acquire();
     let running = start(&lab, &["coracle", "run", "-N2"], GRACEFUL);
     running.signal(Signal::INT);
@@ -192,7 +192,7 @@ fn background_processes_end_with_the_workload() {
 
 /// Background processes of the workload record the shutdown after its exit.
 #[test]
-fn nodes_are_deleted_and_components_stopped_in_reverse_order() {
+fn nodes_are_deleted_and_components_stopped_in_order() {
     const WATCH: &str = r#"
 watch() { kubectl get "$@" --watch --output-watch-events --no-headers > "seen.$1" 2>&1 & }
 watch nodes

@@ -112,7 +112,7 @@ fn all_websocket_versions_are_supported() {
 }
 
 #[test]
-fn all_spdy_versions_and_port_forward_protocols_are_supported() {
+fn all_spdy_and_port_forward_protocols_are_supported() {
     let lab = Lab::acquire();
     let mut cluster = cluster(&lab, &[]);
     let reads = json!({"stdin": true, "stdinOnce": true});

@@ -17,7 +17,7 @@ fn exit_code_is_the_workloads() {
 }
 
 #[test]
-fn exit_code_outside_of_a_job_is_the_workloads() {
+fn exit_code_outside_a_job_is_the_workloads() {
     let lab = Lab::acquire();
     lab.command(&["coracle", "run", "-N2", "bash", "-c", "exit 7"])
         .run()
@@ -30,7 +30,7 @@ fn exit_code_outside_of_a_job_is_the_workloads() {
 }
 
 #[test]
-fn workload_killed_by_signal_exits_with_128_plus_number() {
+fn killed_workload_exits_with_128_plus_signal() {
     let lab = Lab::acquire();
     run(&lab, "kill -TERM $$").exited_with(128 + 15);
     run(&lab, "kill -SEGV $$").exited_with(128 + 11);
@@ -143,7 +143,7 @@ fn kubectl_is_on_the_path_of_every_workload() {
 }
 
 #[test]
-fn default_service_account_and_schedulable_nodes_exist_at_once() {
+fn service_account_and_schedulable_nodes_exist_at_once() {
     let lab = Lab::acquire();
     let mut cluster = TestCluster::start(&lab);
     cluster.shell("kubectl get serviceaccount default");

@@ -201,9 +201,7 @@ impl AgentStarter {
             gpus: None,
             name: "coracle-node",
         };
-        let names: Vec<String> = std::env::vars_os()
-            .map(|(name, _)| name.to_string_lossy().into_owned())
-            .collect();
+        let names = slurm::environment_names();
         let invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
         tracing::debug!(command = invocation.display(), "starting agents");
         let mut command = invocation.command();

@@ -12,16 +12,16 @@ use slurm::{Allocation, JobLocation, Slurm};
 
 /// The signal on which waiting tasks exit. Slurm may send it to whole process trees, including the leader's, so its default
 /// action must be to ignore it.
-const DISMISS_SIGNAL: (Signal, &str) = (Signal::URG, "URG");
+const END_SIGNAL: (Signal, &str) = (Signal::URG, "URG");
 
 /// How often a waiting task checks for an agent on its node, and how long an agent may be missing. The leader replaces an agent
 /// within seconds. After this time-out, the leader and all agents were killed at once, and no signal will come.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until the leader dismisses this task, Slurm ends the job, or the cluster's processes are gone.
-pub fn wait_for_dismissal(allocation: &Allocation) -> anyhow::Result<ExitCode> {
-    let blocked = BlockedSignals::new(&[DISMISS_SIGNAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
+/// Waits until the leader ends this task, Slurm ends the job, or the cluster's processes are gone.
+pub fn wait_for_end(allocation: &Allocation) -> anyhow::Result<ExitCode> {
+    let blocked = BlockedSignals::new(&[END_SIGNAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
     let job = format!("SLURM_JOB_ID={}", allocation.job_id);
     let mut agent_seen = None;
     while blocked.wait_timeout(POLL_INTERVAL)?.is_none() {
@@ -34,20 +34,20 @@ pub fn wait_for_dismissal(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dismisses the waiting tasks of the step that this process is in.
-pub async fn dismiss_all(allocation: &Allocation) {
+/// Ends the waiting tasks of the step that this process is in.
+pub async fn end_all(allocation: &Allocation) {
     if let JobLocation::Task { tasks, .. } = allocation.location
         && tasks != Some(1)
         && let Some(step) = allocation.step_id
     {
-        dismiss_step(allocation.job_id, step).await;
+        end_step(allocation.job_id, step).await;
     }
 }
 
-/// Dismisses the waiting tasks of a step.
-pub async fn dismiss_step(job: u32, step: u32) {
+/// Ends the waiting tasks of a step.
+pub async fn end_step(job: u32, step: u32) {
     let Ok(slurm) = Slurm::find() else { return };
-    if let Err(error) = slurm.signal_step(job, step, DISMISS_SIGNAL.1).await {
-        tracing::warn!(%error, job, step, "cannot dismiss waiting tasks");
+    if let Err(error) = slurm.signal_step(job, step, END_SIGNAL.1).await {
+        tracing::warn!(%error, job, step, "cannot end waiting tasks");
     }
 }

@@ -111,7 +111,7 @@ fn seed(release: &Path) -> Option<PathBuf> {
 }
 
 #[tokio::test]
-async fn next_control_plane_has_the_same_objects_and_keys() {
+async fn next_control_plane_keeps_objects_and_keys() {
     let Some(release) = release() else {
         eprintln!("skipped: no release of Kubernetes, `make dist` builds it");
         return;

@@ -7,7 +7,7 @@
 //!
 //! Start reading at [`serve`] (`server.rs`: the accept loop), then `routes.rs` (the endpoints).
 //!
-//! - Access: `auth/`, `tls.rs`, `certificate_name.rs`; `unauthenticated.rs` bounds the connections of unauthenticated clients.
+//! - Access: `auth/`, `tls.rs`; [`client_auth`] bounds the connections of unauthenticated clients.
 //! - The interface to the kubelet: `pod_source.rs`, and `stats/` for the node itself.
 //! - Streams: `remotecommand/` and `portforward/` are the endpoints, `upgrade.rs` switches from HTTP to the stream protocol, `streams/` is what
 //!   all stream protocols share, `spdy/` and `websocket/` are the protocols, without IO.
@@ -20,7 +20,6 @@
 #![warn(unused_crate_dependencies)]
 
 mod auth;
-mod certificate_name;
 mod checkpoint;
 mod configz;
 mod error;
@@ -31,6 +30,7 @@ mod logs;
 mod metrics;
 mod node_logs;
 mod pod_lookup;
+mod pod_phase;
 mod pod_source;
 mod portforward;
 mod read_ahead;
@@ -43,21 +43,22 @@ mod streams;
 #[cfg(test)]
 mod testing;
 mod tls;
-mod unauthenticated;
 mod upgrade;
 mod websocket;
 
 pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
-pub use certificate_name::certificate_common_name;
 pub use error::ApiError;
+pub use pod_phase::PodPhase;
 pub use pod_source::{
     AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
     LogStream, PodSource, PortConnection, RequestedStreams, SessionError, SessionErrorKind,
     SessionExit, SessionOutput, TerminalSize,
 };
+// Only the integration tests use it.
+#[cfg(test)]
+use rcgen as _;
 pub use server::serve;
 pub use tls::ServerIdentity;
-pub use unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
 
 /// Upstream's default of `streamingConnectionIdleTimeout`.
 pub const STREAM_IDLE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(4 * 60 * 60);

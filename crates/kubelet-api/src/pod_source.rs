@@ -140,7 +140,7 @@ pub struct ContainerSession {
     pub output: BoxStream<'static, SessionOutput>,
 }
 
-/// What a process in a container sends.
+/// Output of a process in a container, or its exit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionOutput {
     /// Standard output; with a terminal, all of its output.

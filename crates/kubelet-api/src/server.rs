@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Extension, Router};
+use client_auth::{UnauthenticatedConnections, UnauthenticatedSlot, certificate_common_name};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -16,12 +17,10 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::CallerIdentity;
-use crate::certificate_name::certificate_common_name;
 use crate::pod_source::PodSource;
 use crate::read_ahead::ReadAhead;
 use crate::routes::{ApiState, router};
 use crate::streams::StreamTimeouts;
-use crate::unauthenticated::{UnauthenticatedConnections, UnauthenticatedSlot};
 use crate::upgrade::UpgradedConnections;
 use crate::{AccessPolicy, ApiError, ServerIdentity};
 

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::websocket::{AcceptedUpgrade, HandshakeError};
+use crate::websocket::{AcceptedUpgrade, HandshakeError, select_protocol};
 
 const PROTOCOL_HEADER: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 const ACCEPTED_PROTOCOLS_HEADER: HeaderName =
@@ -82,19 +82,12 @@ pub(crate) fn accept_spdy<T: Copy>(
     if client.is_empty() {
         return Err(UpgradeError::MissingProtocol);
     }
-    let find_supported = |name: &&str| supported.iter().find(|(known, _)| known == name);
-    let Some((name, protocol)) = client.iter().find_map(find_supported) else {
-        let server: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
-        return Err(UpgradeError::Protocol {
-            client: client.join(" "),
-            server: server.join(" "),
-        });
-    };
+    let (name, protocol) = select_protocol(&client, supported)
+        .map_err(|(client, server)| UpgradeError::Protocol { client, server })?;
     let mut headers = HeaderMap::new();
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static(SPDY));
     headers.insert(PROTOCOL_HEADER, HeaderValue::from_static(name));
-    let protocol = *protocol;
     Ok(AcceptedUpgrade { protocol, headers })
 }
 

@@ -13,7 +13,7 @@ use kubelet_api::stats::summary::StatsSummary;
 /// Time limit for the summary of one kubelet.
 const SUMMARY_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What the handlers read from the cluster. Tests have their own implementation.
+/// The data that the handlers read from the cluster. Tests have their own implementation.
 pub(crate) trait ClusterSource: Send + Sync + 'static {
     /// The stats summaries of all kubelets that respond in time.
     fn summaries(&self) -> BoxFuture<'_, Vec<StatsSummary>>;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use client_auth::{UnauthenticatedConnections, UnauthenticatedSlot, certificate_common_name};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
@@ -126,7 +126,7 @@ async fn serve_connection(
     let chain = stream.get_ref().1.peer_certificates();
     let common_name = chain
         .and_then(|chain| chain.first())
-        .and_then(kubelet_api::certificate_common_name);
+        .and_then(certificate_common_name);
     // Check the name too: the CA may sign other clients one day.
     if common_name.is_none_or(|name| name != client_name) {
         tracing::warn!("rejected a client of the metrics API: unexpected certificate name");

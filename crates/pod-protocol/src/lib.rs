@@ -34,11 +34,15 @@
 #![warn(unused_crate_dependencies)]
 
 pub mod connection;
+mod go_duration;
+pub mod mounts;
 pub mod restart;
 pub mod streams;
+pub mod termination;
 mod types;
 pub mod usage;
 
+pub use go_duration::go_duration;
 pub use types::{
     AttachQuery, Bundle, ContainerInput, ExecQuery, HostFacts, LogQuery, LogSource, NodeFacts,
     PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,

@@ -181,7 +181,7 @@ pub struct PodState {
     pub observed_generation: Option<i64>,
 }
 
-/// What a sandbox finds out about the machine on which it runs. The kubelet may run on another one.
+/// Facts about the machine on which a sandbox runs, as the sandbox finds them. The kubelet may run on another one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
     /// The machine's addresses, at most one per family, the preferred one first.

@@ -3,6 +3,10 @@
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+/// A sandbox stops counting the files of a directory at this number, because walking more would take minutes, and reports what it
+/// has counted so far.
+pub const MAX_COUNTED_FILES: u64 = 500_000;
+
 /// Resource usage of a pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodUsage {

@@ -27,13 +27,12 @@ pub trait NodeServices: 'static {
         credentials: &[serde_json::Value],
     ) -> Result<PodImage, ImageProblem>;
 
-    /// Creates a volume, or updates the content of an existing one. `credentials` are for image volumes.
+    /// Creates a volume that is not an image volume, or updates the content of an existing one.
     async fn set_up_volume(
         &self,
         name: &str,
         source: &serde_json::Value,
         fs_group: Option<i64>,
-        credentials: &[serde_json::Value],
     ) -> Result<ReadyVolume, Problem>;
 
     /// Attaches a network namespace to the pod network, until [`NodeServices::release`] or the end of this process.

@@ -16,11 +16,11 @@ use rustix::process::Pid;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::eviction;
 use crate::lifecycle::checkpoint::Checkpoint;
+use crate::lifecycle::eviction;
 use crate::lifecycle::{self, LifecycleHandle};
-use crate::logs::LogDir;
 use crate::node_services::NodeServices;
+use crate::runtime::logs::LogDir;
 use crate::runtime::{LinuxRuntime, PodDirs, Snapshotter};
 
 /// Time that a retired sandbox that is a step, and so holds resources of the node, waits for open log streams.
@@ -71,7 +71,7 @@ struct PendingPod<S> {
     stop: Option<Stop>,
 }
 
-/// What the process that set up a sandbox has prepared for its pod.
+/// The parts of a pod that exist before its lifecycle is started.
 pub struct PodEnvironment<S> {
     /// Provides images, volumes and a network.
     pub services: S,

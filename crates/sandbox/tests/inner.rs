@@ -18,7 +18,7 @@ use linux::namespace::MappedIds;
 use linux::packet;
 use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
-use sandbox::inner::message::{
+use sandbox::runtime::inner::message::{
     ContainerPlan, InnerEvent, InnerRequest, MountAccess, MountPlan, MountPropagation, MountSource,
     PidNamespace, ProcessPlan, RootfsKind, RootfsPlan, SeccompProfile, UserPlan,
 };
@@ -109,7 +109,7 @@ impl<'a> Inner<'a> {
             CloneResult::Child => {
                 drop(socket);
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-                let served = sandbox::inner::run(theirs);
+                let served = sandbox::runtime::inner::run(theirs);
                 std::process::exit(i32::from(served.is_err()))
             }
         }

@@ -73,6 +73,13 @@ impl Invocation {
     }
 }
 
+/// The names of the variables in our environment.
+pub fn environment_names() -> Vec<String> {
+    std::env::vars_os()
+        .map(|(name, _)| name.to_string_lossy().into_owned())
+        .collect()
+}
+
 /// Whether a step that is started from inside a job or step inherits this variable.
 ///
 /// `srun` takes more than eighty `SLURM_*` and `SRUN_*` variables as options (each release adds some), and slurmstepd sets

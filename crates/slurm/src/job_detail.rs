@@ -73,13 +73,13 @@ pub struct JobDetail {
     pub nodes: Vec<NodeShare>,
 }
 
-/// What happened to a job's processes on one of its nodes.
+/// How a job's processes on one of its nodes ended, if they have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NodeFate {
-    /// The job still has the node, or has ended with its processes.
-    Kept,
+pub enum NodeOutcome {
+    /// The processes run, or have ended by themselves.
+    Uninterrupted,
     /// The node failed, or another one did and Slurm ended the job.
-    Failed,
+    NodeFailed,
     /// Slurm ended the job, with this state: `CANCELLED`, `TIMEOUT`, …
     JobEnded(String),
     /// The job is ending, and Slurm does not show why.
@@ -87,21 +87,21 @@ pub enum NodeFate {
 }
 
 impl JobDetail {
-    /// What happened to the job's processes on `node`.
-    pub fn fate_of(&self, node: &str) -> NodeFate {
+    /// Whether Slurm or a failure ended the job's processes on `node`.
+    pub fn outcome_on(&self, node: &str) -> NodeOutcome {
         match (self.state.as_deref(), self.reason.as_deref()) {
             // Slurm hides the state of a job while the job's last processes are killed.
             (Some("NODE_FAIL" | "BOOT_FAIL"), _) | (Some("COMPLETING"), Some("NodeDown")) => {
-                NodeFate::Failed
+                NodeOutcome::NodeFailed
             }
-            (Some("COMPLETING") | None, _) => NodeFate::Unknown,
-            (Some("COMPLETED" | "FAILED"), _) => NodeFate::Kept,
-            (Some(state), _) if self.has_ended() => NodeFate::JobEnded(state.to_owned()),
+            (Some("COMPLETING") | None, _) => NodeOutcome::Unknown,
+            (Some("COMPLETED" | "FAILED"), _) => NodeOutcome::Uninterrupted,
+            (Some(state), _) if self.has_ended() => NodeOutcome::JobEnded(state.to_owned()),
             // Slurm removes a failed node from a job with --no-kill, which goes on without it.
             _ if self.nodes.iter().all(|share| share.node != node) && !self.nodes.is_empty() => {
-                NodeFate::Failed
+                NodeOutcome::NodeFailed
             }
-            _ => NodeFate::Kept,
+            _ => NodeOutcome::Uninterrupted,
         }
     }
 
@@ -295,27 +295,39 @@ mod tests {
     }
 
     #[test]
-    fn fate_of_a_node_follows_from_state_reason_and_nodes() {
+    fn node_outcome_follows_from_state_and_reason() {
         let text = include_str!("../fixtures/job-26.05.txt");
-        let fate = |state: &str| {
+        let outcome = |state: &str| {
             let text = text.replace("JobState=RUNNING Reason=None", state);
-            parse_job_detail(&text).unwrap().fate_of("gpu-a01")
+            parse_job_detail(&text).unwrap().outcome_on("gpu-a01")
         };
-        assert_eq!(fate("JobState=RUNNING Reason=None"), NodeFate::Kept);
-        assert_eq!(fate("JobState=NODE_FAIL Reason=NodeDown"), NodeFate::Failed);
         assert_eq!(
-            fate("JobState=COMPLETING Reason=NodeDown"),
-            NodeFate::Failed
+            outcome("JobState=RUNNING Reason=None"),
+            NodeOutcome::Uninterrupted
         );
-        assert_eq!(fate("JobState=COMPLETING Reason=None"), NodeFate::Unknown);
-        assert_eq!(fate("JobState=COMPLETED Reason=None"), NodeFate::Kept);
         assert_eq!(
-            fate("JobState=TIMEOUT Reason=TimeLimit"),
-            NodeFate::JobEnded("TIMEOUT".to_owned())
+            outcome("JobState=NODE_FAIL Reason=NodeDown"),
+            NodeOutcome::NodeFailed
+        );
+        assert_eq!(
+            outcome("JobState=COMPLETING Reason=NodeDown"),
+            NodeOutcome::NodeFailed
+        );
+        assert_eq!(
+            outcome("JobState=COMPLETING Reason=None"),
+            NodeOutcome::Unknown
+        );
+        assert_eq!(
+            outcome("JobState=COMPLETED Reason=None"),
+            NodeOutcome::Uninterrupted
+        );
+        assert_eq!(
+            outcome("JobState=TIMEOUT Reason=TimeLimit"),
+            NodeOutcome::JobEnded("TIMEOUT".to_owned())
         );
         // With --no-kill the job goes on without a failed node.
         let detail = parse_job_detail(text).unwrap();
-        assert_eq!(detail.fate_of("gpu-a04"), NodeFate::Failed);
+        assert_eq!(detail.outcome_on("gpu-a04"), NodeOutcome::NodeFailed);
     }
 
     #[test]

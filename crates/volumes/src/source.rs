@@ -41,12 +41,10 @@ pub enum VolumeSource {
         /// From the volume or its claim.
         read_only: bool,
     },
-    /// The content of an image. This crate does not prepare it.
+    /// The content of an image. The sandbox pulls it as the pod's spec says; this crate does not prepare it.
     Image {
         /// The image's name in the pod's spec.
         reference: String,
-        /// `Always`, `IfNotPresent` or `Never`.
-        pull_policy: String,
     },
     /// A persistent volume that is a directory on this node.
     Directory {

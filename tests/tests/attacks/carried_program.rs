@@ -106,7 +106,7 @@ fn another_user_cannot_replace_carried_program() {
 }
 
 #[test]
-fn another_user_cannot_replace_program_carried_for_terminals_and_logs() {
+fn another_user_cannot_replace_program_carried_for_terminal() {
     let lab = lab("/run/coracle-lab-attacks-carry-more");
     // With a terminal, one step makes the directory and another one executes the program in it.
     let run = assert_not_replaced(&lab, || {

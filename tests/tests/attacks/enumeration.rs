@@ -59,7 +59,7 @@ fn second_user_cannot_access_anything_of_a_cluster() {
 }
 
 #[test]
-fn second_user_cannot_access_anything_of_a_carried_cluster() {
+fn second_user_cannot_access_anything_of_carried_cluster() {
     let lab = Lab::create(
         "/run/coracle-lab-attacks-enumeration",
         &["--private-homes"],

@@ -531,7 +531,7 @@ fn read_volumes(cluster: &mut TestCluster, pods: &mut [LongRunningPod]) -> Resul
     Ok(())
 }
 
-/// What the files of a pod show.
+/// The content of a pod's files.
 #[derive(Debug, PartialEq)]
 struct PodRecords {
     /// The number of runs of each container, if the pod counts them.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use client_auth::{UnauthenticatedConnections, UnauthenticatedSlot};
 use control_plane::ClusterPki;
 use control_plane::pki::{CertificateSubject, CertificateUsage};
-use kubelet_api::{UnauthenticatedConnections, UnauthenticatedSlot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -429,7 +429,7 @@ fn node_of_certificate(stream: &TlsStream<TcpStream>) -> anyhow::Result<Option<S
     let Some([certificate, ..]) = connection.peer_certificates() else {
         return Ok(None);
     };
-    let name = kubelet_api::certificate_common_name(certificate);
+    let name = client_auth::certificate_common_name(certificate);
     Ok(Some(name.context("the certificate has no common name")?))
 }
 

@@ -11,7 +11,7 @@ use crate::{node_dir, pod_lock};
 /// Time that a sandbox has to exit before its pod's directory is removed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a directory to remove holds.
+/// The kind of a directory to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovedDir {
     /// A pod, with its lock. A sandbox may hold the lock even if the kubelet knows of none.

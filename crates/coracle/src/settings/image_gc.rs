@@ -15,8 +15,7 @@ pub fn from_environment() -> anyhow::Result<ImageGcPolicy> {
 
 fn parse(text: &str) -> anyhow::Result<ImageGcPolicy> {
     let mut policy = ImageGcPolicy::default();
-    for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+    for (part, name, value) in super::pairs(text) {
         let (number, unit) = match value.strip_suffix('m') {
             Some(minutes) => (minutes, 60),
             None => (value.strip_suffix('s').unwrap_or(value), 1),

@@ -15,8 +15,7 @@ pub fn from_environment() -> anyhow::Result<ImageLimits> {
 
 fn parse(text: &str) -> anyhow::Result<ImageLimits> {
     let mut limits = ImageLimits::default();
-    for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+    for (part, name, value) in super::pairs(text) {
         let malformed = || format!("{VARIABLE}: {part:?} is not like bytes=128G or files=8000000");
         match name {
             "bytes" => {

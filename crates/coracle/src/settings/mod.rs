@@ -7,6 +7,15 @@ pub mod stream_idle;
 
 use crate::snapshotter;
 
+/// The pairs of a setting such as `high=85,low=80`: each as a whole, its name and its value.
+fn pairs(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
+    let parts = text.split(',').filter(|part| !part.is_empty());
+    parts.map(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        (part, name, value)
+    })
+}
+
 /// Rejects malformed settings before a job is submitted, instead of failing when a pod or an image needs them.
 pub fn check() -> anyhow::Result<()> {
     snapshotter::from_environment()?;

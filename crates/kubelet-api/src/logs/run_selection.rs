@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn container_in_back_off_always_selects_its_last_run() {
+    fn container_in_back_off_selects_its_last_run() {
         assert_eq!(
             selected(waiting("CrashLoopBackOff"), terminated("coracle://1")),
             [Ok(false), Ok(false)]

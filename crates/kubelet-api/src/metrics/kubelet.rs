@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 
 use super::exposition::Exposition;
+use crate::PodPhase;
 use crate::stats::summary::{FsStats, VolumeStats};
 use crate::stats::{MachineInfo, MeasuredSummary};
 
@@ -33,7 +34,8 @@ pub(super) fn render(
     metrics
         .gauge("kubernetes_build_info", help)
         .value(&[("git_version", &machine.kubelet_version)], 1.0);
-    let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
+    let is_running = |pod: &&Arc<Pod>| PodPhase::of(pod.status.as_ref()) == PodPhase::Running;
+    let running = pods.iter().filter(is_running).count();
     metrics
         .gauge(
             "kubelet_running_pods",
@@ -61,14 +63,6 @@ pub(super) fn render(
         add_process(&mut metrics, process);
     }
     metrics.render()
-}
-
-fn phase(pod: &Pod) -> &str {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    phase.unwrap_or_default()
 }
 
 fn containers_by_state(pods: &[Arc<Pod>]) -> [(&'static str, u32); 3] {

@@ -20,6 +20,7 @@ use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::PodPhase;
 use crate::pod_lookup::find_pod;
 use crate::pod_source::PodSource;
 use crate::remotecommand::run_until_either_ends;
@@ -154,11 +155,7 @@ fn find_target(api: &ApiState, target: &PodPath) -> Result<TargetPod, PortForwar
     {
         return Err(PortForwardError::UidMismatch);
     }
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    if matches!(phase, Some("Succeeded" | "Failed")) {
+    if PodPhase::of(pod.status.as_ref()).is_terminal() {
         let full_name = format!("{}_{}", target.pod, target.namespace);
         return Err(PortForwardError::NotRunning(full_name));
     }

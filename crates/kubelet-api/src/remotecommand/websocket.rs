@@ -15,7 +15,7 @@ const ERROR: u32 = 3;
 const RESIZE: u32 = 4;
 const CHANNEL_COUNT: u8 = 5;
 
-/// What a version of the protocol supports.
+/// The features of a version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChannelVersion {
     encoding: Encoding,

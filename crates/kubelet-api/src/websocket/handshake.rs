@@ -82,14 +82,13 @@ pub(crate) fn accept<T: Copy>(
     if requested.is_empty() {
         requested.push("");
     }
-    let find_supported = |name: &&str| supported.iter().find(|(known, _)| known == name);
-    let Some((name, protocol)) = requested.iter().find_map(find_supported) else {
-        let supported: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
-        return Err(HandshakeError::Protocol {
-            requested: requested.join(" "),
-            supported: supported.join(" "),
-        });
-    };
+    let (name, protocol) =
+        select_protocol(&requested, supported).map_err(|(requested, supported)| {
+            HandshakeError::Protocol {
+                requested,
+                supported,
+            }
+        })?;
 
     let mut headers = HeaderMap::new();
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
@@ -101,8 +100,23 @@ pub(crate) fn accept<T: Copy>(
             HeaderValue::from_static(name),
         );
     }
-    let protocol = *protocol;
     Ok(AcceptedUpgrade { protocol, headers })
+}
+
+/// The first of the client's protocols that the server supports. The error lists those of the client and of the server.
+pub(crate) fn select_protocol<T: Copy>(
+    client: &[&str],
+    supported: &[(&'static str, T)],
+) -> Result<(&'static str, T), (String, String)> {
+    let find_supported = |name: &&str| supported.iter().find(|(known, _)| known == name);
+    client
+        .iter()
+        .find_map(find_supported)
+        .copied()
+        .ok_or_else(|| {
+            let server: Vec<_> = supported.iter().map(|(name, _)| *name).collect();
+            (client.join(" "), server.join(" "))
+        })
 }
 
 fn accept_key(key: &str) -> HeaderValue {

@@ -18,7 +18,7 @@ mod tunnel;
 
 pub(crate) use channels::{Channels, Encoding};
 pub(crate) use handshake::{
-    AcceptedUpgrade, HandshakeError, accept, is_websocket, requested_protocols,
+    AcceptedUpgrade, HandshakeError, accept, is_websocket, requested_protocols, select_protocol,
 };
 pub(crate) use tunnel::Tunnel;
 

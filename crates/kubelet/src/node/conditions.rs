@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn status_unknown_set_by_controller_manager_is_a_difference() {
+    fn unknown_status_of_controller_manager_is_a_difference() {
         let wanted = healthy(&[], EPOCH);
         let mut server = healthy(&[], Timestamp::from_second(9).unwrap());
         assert!(are_reported(&server, &wanted));

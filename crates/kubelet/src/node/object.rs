@@ -284,7 +284,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn adopting_keeps_foreign_fields_and_drops_stale_own_ones() {
+    fn adopting_keeps_foreign_fields_and_drops_stale_ones() {
         let mut existing = node();
         existing.spec = Some(NodeSpec {
             unschedulable: Some(true),

@@ -374,7 +374,7 @@ pub(super) struct FakeLauncher {
     changed: Arc<Notify>,
 }
 
-/// What fake sandboxes have left.
+/// Logs and checkpoints of fake sandboxes.
 #[derive(Default)]
 pub(super) struct FakeRecords {
     pub checkpoint: Mutex<Option<PodState>>,
@@ -574,7 +574,7 @@ pub(super) struct FakeSandbox {
     pub retired: Mutex<bool>,
     pub killed: Mutex<bool>,
     state: watch::Sender<PodState>,
-    /// What its launcher tells about it.
+    /// Its state as its launcher reports it.
     pub launcher_state: watch::Sender<SandboxState>,
     /// It does not end when it is killed, like a process that is blocked in the kernel.
     pub ignores_kill: Mutex<bool>,

@@ -25,10 +25,10 @@ pub trait Launcher: Send + Sync {
     /// another one.
     fn find(&self, uid: &str) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>>;
 
-    /// Finds a sandbox by its id, which it has told when it connected.
+    /// Finds a sandbox by its id, which is in its first message.
     fn adopt(&self, id: &SandboxId) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>>;
 
-    /// What the sandboxes of this launcher leave behind.
+    /// Logs and checkpoints of the sandboxes of this launcher.
     fn records(&self) -> Arc<dyn PodRecords>;
 
     /// The time-outs for sandboxes of this launcher.

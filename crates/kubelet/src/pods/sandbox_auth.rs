@@ -26,7 +26,7 @@ impl std::fmt::Debug for NodeKey {
     }
 }
 
-/// What a credential is for.
+/// The purpose of a credential.
 #[derive(Clone, Copy)]
 enum Purpose {
     Token,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn credential_is_valid_for_its_pod_node_and_purpose() {
+    fn credential_is_bound_to_pod_node_and_purpose() {
         let node = SandboxAuthenticator::new(&NodeKey([7; 32]));
         let token = node.issue_token("a");
         let as_token = |token: &str| SandboxCredential::LaunchToken(token.to_owned());

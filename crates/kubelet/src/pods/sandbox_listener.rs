@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kubelet_api::UnauthenticatedConnections;
+use client_auth::UnauthenticatedConnections;
 use pod_protocol::SandboxHello;
 use pod_protocol::connection::{
     HelloError, PendingStream, SandboxClient, TransportListener, accept,
@@ -22,7 +22,7 @@ const MAX_UNAUTHENTICATED: usize = 128;
 
 /// A sandbox that has connected.
 pub(super) struct IncomingSandbox {
-    /// What it told about itself.
+    /// Its first message.
     pub hello: SandboxHello,
     pub client: SandboxClient,
     /// Confirmed when the sandbox has responded to the first request.

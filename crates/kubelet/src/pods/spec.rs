@@ -1,6 +1,7 @@
 //! Accessors of pods and their specs.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+pub(crate) use kubelet_api::PodPhase;
 use pod_protocol::restart::{self, RestartPolicy};
 
 use super::launcher::LAUNCHER_ANNOTATION;
@@ -11,43 +12,6 @@ const MIN_GRACE_SECONDS: i64 = 1;
 const MAX_GRACE_SECONDS: i64 = 365 * 86_400;
 /// The API server's default.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
-
-/// `status.phase` of a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PodPhase {
-    Pending,
-    Running,
-    Succeeded,
-    Failed,
-    Unknown,
-}
-
-impl PodPhase {
-    pub(crate) fn of(status: Option<&PodStatus>) -> Self {
-        match status.and_then(|status| status.phase.as_deref()) {
-            Some("Running") => Self::Running,
-            Some("Succeeded") => Self::Succeeded,
-            Some("Failed") => Self::Failed,
-            Some("Unknown") => Self::Unknown,
-            _ => Self::Pending,
-        }
-    }
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "Pending",
-            Self::Running => "Running",
-            Self::Succeeded => "Succeeded",
-            Self::Failed => "Failed",
-            Self::Unknown => "Unknown",
-        }
-    }
-
-    /// Whether a pod never leaves this phase.
-    pub(crate) fn is_terminal(self) -> bool {
-        matches!(self, Self::Succeeded | Self::Failed)
-    }
-}
 
 pub(crate) fn name(pod: &Pod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
@@ -137,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deletion_overrides_spec_grace_and_minimum_is_one_second() {
+    fn deletion_overrides_grace_period_down_to_one_second() {
         let mut pod = Pod::default();
         assert_eq!(grace_seconds(&pod), 30);
         pod.spec = Some(PodSpec {

@@ -10,12 +10,9 @@ use kubelet_api::{
     SessionExit, SessionOutput, TerminalSize,
 };
 use pod_protocol::connection::{ConnectionError, SandboxClient, SandboxSession};
-use pod_protocol::streams::{
-    BLOCK_SIZE, FrameKind, SessionEnd, StreamFrame, TtySize, encode_frame,
-};
+use pod_protocol::streams::{FrameKind, SessionEnd, StreamFrame, TtySize, encode_frame};
 use pod_protocol::{AttachQuery, ExecQuery};
 use tokio::sync::mpsc;
-use tokio_util::io::ReaderStream;
 
 /// Maximum number of queued terminal resizes.
 const RESIZE_QUEUE: usize = 4;
@@ -64,10 +61,7 @@ pub(super) async fn port_forward(
     let (to_pod, chunks) = mpsc::channel(1);
     let from_pod = sandbox.port_forward(port, into_stream(chunks)).await;
     let from_pod = from_pod.map_err(session_error)?;
-    Ok(PortConnection {
-        to_pod,
-        from_pod: ReaderStream::with_capacity(from_pod, BLOCK_SIZE).boxed(),
-    })
+    Ok(PortConnection { to_pod, from_pod })
 }
 
 /// The client's side of the streams to the sandbox.

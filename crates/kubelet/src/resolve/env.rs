@@ -93,7 +93,7 @@ fn from_source(
         return checked_literal(name, &value.unwrap_or_default()).map(Some);
     }
     if let Some(selector) = &from.resource_field_ref {
-        let value = resource(pod, &container.name, selector, &inputs.volumes.allocatable);
+        let value = resource(pod, container.name, selector, &inputs.volumes.allocatable);
         return checked_literal(name, &value.map_err(|error| error.to_string())?).map(Some);
     }
     if let Some(key) = &from.config_map_key_ref {

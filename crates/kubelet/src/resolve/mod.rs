@@ -31,6 +31,7 @@ mod tests;
 mod tokens;
 mod trust_bundles;
 mod volume_sources;
+mod watch_events;
 mod watched_objects;
 
 use std::collections::{BTreeMap, HashMap};
@@ -90,7 +91,7 @@ pub(crate) struct ResolvedPod {
     pub warnings: Vec<(&'static str, String)>,
 }
 
-/// What a bundle was built from, to notice changes.
+/// The inputs of a bundle, to notice changes.
 #[derive(Clone)]
 struct Dependencies {
     /// A change counter of each object, with the current value marked as seen.
@@ -316,7 +317,7 @@ impl ResolveInputs {
                         problem: Some(Problem::new("CreateContainerConfigError", message)),
                     },
                 };
-                (container.name.into_owned(), input)
+                (container.name.to_owned(), input)
             })
             .collect();
         let (pull_credentials, warnings) = pull_secrets::credentials(&self.volumes);

@@ -1,6 +1,5 @@
 //! The objects that a pod refers to. Pure.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, Volume, VolumeDevice, VolumeMount};
@@ -83,41 +82,35 @@ impl ObjectReferences {
 
 /// The common fields of all kinds of containers.
 pub(super) struct AnyContainer<'a> {
-    pub name: Cow<'a, str>,
+    pub name: &'a str,
     pub env: &'a [EnvVar],
     pub env_from: &'a [EnvFromSource],
     pub mounts: &'a [VolumeMount],
     pub devices: &'a [VolumeDevice],
 }
 
+/// The fields have the same names in containers and ephemeral containers, which have no type in common.
+macro_rules! any_container {
+    ($container:expr) => {
+        AnyContainer {
+            name: &$container.name,
+            env: $container.env.as_deref().unwrap_or_default(),
+            env_from: $container.env_from.as_deref().unwrap_or_default(),
+            mounts: $container.volume_mounts.as_deref().unwrap_or_default(),
+            devices: $container.volume_devices.as_deref().unwrap_or_default(),
+        }
+    };
+}
+
 /// All containers of a pod: init containers, containers, ephemeral containers.
 pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = AnyContainer<'_>> {
-    let regular = pod.spec.iter().flat_map(|spec| {
-        spec.init_containers
-            .iter()
-            .flatten()
-            .chain(&spec.containers)
-            .map(|container| AnyContainer {
-                name: Cow::Borrowed(&container.name),
-                env: container.env.as_deref().unwrap_or_default(),
-                env_from: container.env_from.as_deref().unwrap_or_default(),
-                mounts: container.volume_mounts.as_deref().unwrap_or_default(),
-                devices: container.volume_devices.as_deref().unwrap_or_default(),
-            })
-    });
-    let ephemeral = pod.spec.iter().flat_map(|spec| {
-        spec.ephemeral_containers
-            .iter()
-            .flatten()
-            .map(|container| AnyContainer {
-                name: Cow::Borrowed(&container.name),
-                env: container.env.as_deref().unwrap_or_default(),
-                env_from: container.env_from.as_deref().unwrap_or_default(),
-                mounts: container.volume_mounts.as_deref().unwrap_or_default(),
-                devices: container.volume_devices.as_deref().unwrap_or_default(),
-            })
-    });
-    regular.chain(ephemeral)
+    pod.spec.iter().flat_map(|spec| {
+        let init = spec.init_containers.iter().flatten();
+        let ephemeral = spec.ephemeral_containers.iter().flatten();
+        init.chain(&spec.containers)
+            .map(|container| any_container!(container))
+            .chain(ephemeral.map(|container| any_container!(container)))
+    })
 }
 
 /// The volumes that a container mounts. As in upstream, others are not resolved.

@@ -4,15 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Service;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::FIRST_SYNC_TIMEOUT;
-use crate::backoff::ExponentialBackoff;
+use super::watch_events::watch_events;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The API server's service, for which every pod gets variables.
@@ -94,25 +93,23 @@ impl ServiceCache {
 }
 
 async fn watch_all(client: Client, services: Arc<Mutex<ServiceTable>>, count: watch::Sender<u64>) {
-    let events = watcher(Api::<Service>::all(client), watcher::Config::default())
-        .backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
-    tokio::pin!(events);
+    let (api, config) = (Api::<Service>::all(client), watcher::Config::default());
     let mut listed = HashMap::new();
-    loop {
-        let changed = match events.try_next().await {
-            Ok(Some(watcher::Event::Init)) => {
+    let handle = |event| {
+        let changed = match event {
+            watcher::Event::Init => {
                 listed.clear();
                 false
             }
-            Ok(Some(watcher::Event::InitApply(service))) => {
+            watcher::Event::InitApply(service) => {
                 listed.extend(service_address(&service).map(|address| (key(&service), address)));
                 false
             }
-            Ok(Some(watcher::Event::InitDone)) => {
+            watcher::Event::InitDone => {
                 *services.lock().unwrap() = std::mem::take(&mut listed);
                 true
             }
-            Ok(Some(watcher::Event::Apply(service))) => {
+            watcher::Event::Apply(service) => {
                 let mut services = services.lock().unwrap();
                 match service_address(&service) {
                     Some(address) => {
@@ -121,22 +118,15 @@ async fn watch_all(client: Client, services: Arc<Mutex<ServiceTable>>, count: wa
                     None => services.remove(&key(&service)).is_some(),
                 }
             }
-            Ok(Some(watcher::Event::Delete(service))) => {
+            watcher::Event::Delete(service) => {
                 services.lock().unwrap().remove(&key(&service)).is_some()
-            }
-            Ok(None) => return,
-            Err(error) => {
-                tracing::debug!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot watch services"
-                );
-                false
             }
         };
         if changed {
             count.send_modify(|count| *count += 1);
         }
-    }
+    };
+    watch_events(api, config, MAX_RETRY_DELAY, "Services", handle).await;
 }
 
 fn key(service: &Service) -> (String, String) {

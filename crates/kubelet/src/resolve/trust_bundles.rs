@@ -3,17 +3,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use k8s_openapi::api::certificates::v1::ClusterTrustBundle;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use volumes::content::TrustBundles;
 
+use super::watch_events::watch_events;
 use super::{FIRST_SYNC_TIMEOUT, references};
-use crate::backoff::ExponentialBackoff;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -84,32 +83,25 @@ fn uses_trust_bundles(pod: &Pod) -> bool {
 
 async fn watch_all(client: Client, sender: watch::Sender<Option<Arc<TrustBundles>>>) {
     let api: Api<ClusterTrustBundle> = Api::all(client);
-    let events = watcher(api, watcher::Config::default())
-        .backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
-    tokio::pin!(events);
+    let config = watcher::Config::default();
     let mut listed = TrustBundles::new();
-    loop {
-        match events.try_next().await {
-            Ok(Some(watcher::Event::Init)) => listed.clear(),
-            Ok(Some(watcher::Event::InitApply(bundle))) => insert(&mut listed, bundle),
-            Ok(Some(watcher::Event::InitDone)) => {
-                let all = Arc::new(std::mem::take(&mut listed));
-                sender.send_modify(|bundles| *bundles = Some(all));
-            }
-            Ok(Some(watcher::Event::Apply(bundle))) => {
-                sender.send_modify(|bundles| insert(make_mut(bundles), bundle));
-            }
-            Ok(Some(watcher::Event::Delete(bundle))) => sender.send_modify(|bundles| {
-                let name = bundle.metadata.name.unwrap_or_default();
-                make_mut(bundles).remove(&name);
-            }),
-            Ok(None) => return,
-            Err(error) => tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "cannot watch cluster trust bundles"
-            ),
+    let handle = |event| match event {
+        watcher::Event::Init => listed.clear(),
+        watcher::Event::InitApply(bundle) => insert(&mut listed, bundle),
+        watcher::Event::InitDone => {
+            let all = Arc::new(std::mem::take(&mut listed));
+            sender.send_modify(|bundles| *bundles = Some(all));
         }
-    }
+        watcher::Event::Apply(bundle) => {
+            sender.send_modify(|bundles| insert(make_mut(bundles), bundle));
+        }
+        watcher::Event::Delete(bundle) => sender.send_modify(|bundles| {
+            let name = bundle.metadata.name.unwrap_or_default();
+            make_mut(bundles).remove(&name);
+        }),
+    };
+    let objects = "ClusterTrustBundles";
+    watch_events(api, config, MAX_RETRY_DELAY, objects, handle).await;
 }
 
 /// Copies the bundles if a pod still uses the current ones.

@@ -53,10 +53,6 @@ pub(super) fn volume_source(
     if let Some(source) = &volume.image {
         return Ok(VolumeSource::Image {
             reference: source.reference.clone().unwrap_or_default(),
-            pull_policy: source
-                .pull_policy
-                .clone()
-                .unwrap_or_else(|| "IfNotPresent".to_owned()),
         });
     }
     if let Some(source) = &volume.nfs {

@@ -1,7 +1,6 @@
 //! This kubelet's configuration as upstream's `KubeletConfiguration`, for `/configz`. Only fields that apply are set.
 
-use std::time::Duration;
-
+use pod_protocol::go_duration;
 use serde_json::{Value, json};
 
 use crate::NodeConfig;
@@ -56,28 +55,4 @@ pub(super) fn kubelet_configuration(config: &NodeConfig) -> Value {
     configuration["streamingConnectionIdleTimeout"] =
         go_duration(config.stream_idle_timeout).into();
     configuration
-}
-
-/// Formats whole seconds like Go's `time.Duration`.
-fn go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match (hours, minutes) {
-        (0, 0) => format!("{seconds}s"),
-        (0, _) => format!("{minutes}m{seconds}s"),
-        _ => format!("{hours}h{minutes}m{seconds}s"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_have_go_format() {
-        let formatted = |seconds| go_duration(Duration::from_secs(seconds));
-        assert_eq!(formatted(4 * 3600), "4h0m0s");
-        assert_eq!(formatted(90), "1m30s");
-        assert_eq!(formatted(5), "5s");
-    }
 }

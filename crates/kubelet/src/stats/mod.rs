@@ -20,7 +20,7 @@ use pod_protocol::usage::PodUsage;
 
 use self::cpu_rates::CpuRates;
 use self::node::NodeStatsCollector;
-use crate::pods::PodManager;
+use crate::pods::{PodManager, PodPhase};
 use crate::{NodeConfig, SystemInfo};
 
 /// A sandbox that does not report its usage in this time is left out.
@@ -141,9 +141,5 @@ impl Inner {
 }
 
 fn is_running(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    phase == Some("Running")
+    PodPhase::of(pod.status.as_ref()) == PodPhase::Running
 }

@@ -166,7 +166,7 @@ mod tests {
 
     /// A hub that hangs: it listens, and never accepts a connection.
     #[tokio::test]
-    async fn request_to_a_hub_that_hangs_fails_in_time() {
+    async fn request_to_a_hanging_hub_fails_in_time() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("hub.sock");
         let _hub = PacketListener::bind(&socket).unwrap();

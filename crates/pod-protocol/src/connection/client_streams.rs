@@ -1,14 +1,12 @@
 //! Bidirectional requests, from the kubelet's end.
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
-use futures::{Stream, StreamExt, stream};
-use hyper::body::{Body, Incoming};
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt, TryStreamExt};
+use http_body_util::BodyExt;
 use serde::Serialize;
-use tokio::io::{AsyncRead, ReadBuf};
 
 use super::client::{ConnectionError, SandboxClient};
 use crate::streams::{FrameKind, FrameReader, StreamFrame, encode_frame};
@@ -35,20 +33,19 @@ impl SandboxClient {
             .await
     }
 
-    /// Connects to a port of the pod, and sends `input` there. The end of `input` closes that direction.
+    /// Connects to a port of the pod, and sends `input` there. The end of `input` closes that direction. Returns the bytes that the
+    /// port sends; dropping them closes the connection.
     pub async fn port_forward(
         &self,
         port: u16,
         input: impl Stream<Item = Bytes> + Send + 'static,
-    ) -> Result<PortForwardReader, ConnectionError> {
+    ) -> Result<BoxStream<'static, io::Result<Bytes>>, ConnectionError> {
         let path = format!("/v1/port-forward/{port}");
         let response = self
             .request_streaming("forward a port", &path, input)
             .await?;
-        Ok(PortForwardReader {
-            body: response.into_body(),
-            unread: Bytes::new(),
-        })
+        let bytes = response.into_body().into_data_stream();
+        Ok(bytes.map_err(io::Error::other).boxed())
     }
 
     async fn open_session(
@@ -73,34 +70,5 @@ impl SandboxSession {
     /// The next frame; `None` or an error at the end of the stream. Cancel-safe.
     pub async fn next(&mut self) -> io::Result<Option<StreamFrame>> {
         self.0.next().await
-    }
-}
-
-/// The bytes that a port of the pod sends. Dropping it closes the connection.
-#[derive(Debug)]
-pub struct PortForwardReader {
-    body: Incoming,
-    unread: Bytes,
-}
-
-impl AsyncRead for PortForwardReader {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        while self.unread.is_empty() {
-            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                None => return Poll::Ready(Ok(())),
-                Some(frame) => {
-                    let frame = frame.map_err(io::Error::other)?;
-                    self.unread = frame.into_data().unwrap_or_default();
-                }
-            }
-        }
-        let length = self.unread.len().min(buffer.remaining());
-        buffer.put_slice(&self.unread[..length]);
-        self.unread.advance(length);
-        Poll::Ready(Ok(()))
     }
 }

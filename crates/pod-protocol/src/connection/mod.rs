@@ -35,7 +35,7 @@ mod transport;
 use std::time::Duration;
 
 pub use client::{ConnectionError, SandboxClient, accept};
-pub use client_streams::{PortForwardReader, SandboxSession};
+pub use client_streams::SandboxSession;
 pub use hello::HelloError;
 pub use server::{
     LogByteStream, SandboxService, ServeEnd, StayConnectedEnd, serve, stay_connected,

@@ -49,7 +49,7 @@ const REQUEST_WINDOW: u32 = 256 * 1024;
 /// Most responses are rare and small.
 const SEND_BUFFER_SIZE: usize = 64 * 1024;
 
-/// What a sandbox does for its kubelet. All on one thread, so futures need not be `Send`.
+/// The requests of a kubelet that a sandbox serves. All on one thread, so futures need not be `Send`.
 #[allow(
     async_fn_in_trait,
     reason = "a sandbox runs on one thread; no caller needs Send futures"

@@ -561,6 +561,7 @@ async fn errors_have_their_messages() {
         let error = client
             .port_forward(port, stream::empty())
             .await
+            .map(drop)
             .unwrap_err();
         assert!(error.to_string().contains("refused"), "{error}");
     })
@@ -584,10 +585,9 @@ async fn forwarded_port_directions_end_separately() {
                 .unwrap();
         });
         let blocks = stream::iter(vec![Bytes::from(vec![1; 1 << 20]); 16]);
-        let mut forwarded = client.port_forward(port, blocks).await.unwrap();
-        let mut answer = String::new();
-        forwarded.read_to_string(&mut answer).await.unwrap();
-        assert_eq!(answer, "16777216 bytes");
+        let forwarded = client.port_forward(port, blocks).await.unwrap();
+        let answer: Vec<Bytes> = forwarded.try_collect().await.unwrap();
+        assert_eq!(answer.concat(), b"16777216 bytes");
         served.await.unwrap();
     })
     .await;
@@ -658,7 +658,7 @@ async fn connection_works_over_mutual_tls() {
 #[tokio::test]
 async fn certificates_of_another_ca_are_rejected() {
     let (kubelet, _) = identities("kubelet");
-    let (_, stranger) = identities("kubelet");
+    let (_, identity_of_other_ca) = identities("kubelet");
     let (listener, address) = tls_listener(&kubelet).await;
     let endpoint = |identity| KubeletEndpoint::Tls {
         addresses: vec![address],
@@ -667,14 +667,14 @@ async fn certificates_of_another_ca_are_rejected() {
     };
     // The sandbox does not trust the kubelet.
     let accepted = async { listener.accept().await.unwrap().establish().await };
-    let connecting = endpoint(stranger.clone());
+    let connecting = endpoint(identity_of_other_ca.clone());
     let (accepted, connected) = tokio::join!(accepted, connecting.connect());
     assert!(accepted.is_err() && connected.is_err());
     // The kubelet does not trust the sandbox.
     let accepted = async { listener.accept().await.unwrap().establish().await };
     let connecting = endpoint(TransportIdentity {
         ca_pem: kubelet.ca_pem.clone(),
-        ..stranger
+        ..identity_of_other_ca
     });
     let (accepted, _) = tokio::join!(accepted, connecting.connect());
     assert!(accepted.is_err());

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 use pod_protocol::Problem;
 use pod_protocol::restart::{self, RestartPolicy};
+use pod_protocol::termination::{TerminationReason, unknown_termination};
 use tokio::time::Instant;
 
 use super::back_off::ContainerBackOff;
@@ -208,15 +209,9 @@ impl ContainerRecord {
             self.has_run = true;
             self.id = status.container_id.as_deref().map(container_id::from_api);
             self.last_run = Some(TerminatedRun {
-                state: ContainerStateTerminated {
-                    exit_code: 137,
-                    reason: Some("ContainerStatusUnknown".to_owned()),
-                    message: Some(
-                        "The container could not be located when the pod was deleted.  The container used to be Running"
-                            .to_owned(),
-                    ),
-                    ..Default::default()
-                },
+                state: unknown_termination(
+                    "The container could not be located when the pod was deleted.  The container used to be Running",
+                ),
                 at: now,
                 force_restart: false,
                 stale: true,
@@ -365,7 +360,7 @@ impl WaitingState {
 impl TerminatedRun {
     /// Whether the exit code is 0 and the container was not OOM-killed.
     pub fn has_succeeded(&self) -> bool {
-        self.state.exit_code == 0 && self.state.reason.as_deref() != Some("OOMKilled")
+        self.state.exit_code == 0 && !TerminationReason::OomKilled.is_of(&self.state)
     }
 
     /// The exit code of a failed run; 137 if it is 0, as it can be after an OOM kill.

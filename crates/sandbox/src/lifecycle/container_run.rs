@@ -19,6 +19,7 @@ use crate::container_id;
 use crate::container_runtime::{
     ContainerExit, ContainerRuntime, ImageProblem, StartFailure, StartRequest, StartedContainer,
 };
+use pod_protocol::termination::TerminationReason;
 use pod_protocol::{ContainerInput, Problem};
 
 /// Minimum time between a container's stop signal and SIGKILL.
@@ -164,7 +165,7 @@ pub async fn run_container<R: ContainerRuntime>(
             ContainerStateTerminated {
                 container_id: Some(container_id::to_api(&id)),
                 exit_code: 128,
-                reason: Some("StartError".to_owned()),
+                reason: Some(TerminationReason::StartError.as_str().to_owned()),
                 message: Some(message),
                 finished_at: Some(Time(Timestamp::now())),
                 // The Unix epoch, as containerd reports for a container that never ran.
@@ -345,11 +346,11 @@ impl<R: ContainerRuntime> ActiveRun<'_, R> {
                 state.exit_code = exit.code;
                 state.finished_at = Some(Time(exit.finished_at));
                 let reason = match exit.code {
-                    _ if exit.oom_killed => "OOMKilled",
-                    0 => "Completed",
-                    _ => "Error",
+                    _ if exit.oom_killed => TerminationReason::OomKilled,
+                    0 => TerminationReason::Completed,
+                    _ => TerminationReason::Error,
                 };
-                state.reason = Some(reason.to_owned());
+                state.reason = Some(reason.as_str().to_owned());
                 let failed = exit.code != 0;
                 state.message = self
                     .runtime
@@ -361,7 +362,8 @@ impl<R: ContainerRuntime> ActiveRun<'_, R> {
             None => {
                 state.exit_code = 137;
                 state.finished_at = Some(Time(Timestamp::now()));
-                state.reason = Some("ContainerStatusUnknown".to_owned());
+                let reason = TerminationReason::ContainerStatusUnknown;
+                state.reason = Some(reason.as_str().to_owned());
             }
         }
         state

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use tokio::time::sleep;
 
 use super::clock::seconds;
+use super::probe::http;
 use crate::container_runtime::ContainerRuntime;
-use crate::probe::http;
 
 /// In effect none: the grace period bounds a preStop hook, and a postStart hook is unbounded. As upstream.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(30 * 86_400);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use pod_protocol::go_duration;
 use tokio::time::Instant;
 
-use super::back_off::go_duration;
 use super::container_run::RunReporter;
 use crate::container_runtime::{
     ContainerRuntime, ImageProblem, ImageProblemReason, ImagePullPolicy, ImageRequest, PodImage,

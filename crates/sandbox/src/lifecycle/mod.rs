@@ -6,6 +6,8 @@
 //!   back_off, clock    rules that plans use, beside those of pod_protocol::restart
 //!   driver             owns the records, carries out plans, publishes the pod's state
 //!   container_run      one run of one container, a task that reports to the driver (image_pull, hooks)
+//!   probe              startup, liveness and readiness probes
+//!   eviction           ends the pod if it exceeds a storage limit
 //!   status             converts records to API statuses
 //!   event_log          the pod's recent Events
 //!   checkpoint         the state on disk, for the kubelet if the sandbox is killed
@@ -21,9 +23,11 @@ mod container_record;
 mod container_run;
 mod driver;
 mod event_log;
+pub(crate) mod eviction;
 mod hooks;
 mod image_pull;
 mod plan;
+pub mod probe;
 mod status;
 
 #[cfg(test)]
@@ -37,11 +41,10 @@ use std::rc::Rc;
 
 use tokio::sync::{mpsc, watch};
 
+use self::probe::worker::{ProbeEvent, ProbeKind};
 use crate::container_runtime::{ContainerRuntime, PodNetwork};
-use crate::probe::worker::{ProbeEvent, ProbeKind};
 use pod_protocol::{Bundle, PodState, Problem, Stop};
 
-pub(crate) use back_off::go_duration;
 pub(crate) use plan::resize_requires_restart;
 
 /// Starts the lifecycle of a pod. Must be called within a `LocalSet`; its tasks stay on this thread.

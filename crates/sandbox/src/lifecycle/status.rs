@@ -2,10 +2,12 @@
 
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, VolumeMount, VolumeMountStatus,
+    ContainerStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pod_protocol::mounts::mount_status;
 use pod_protocol::restart::RestartPolicy;
+use pod_protocol::termination::lost_container;
 
 use super::container_record::{
     ContainerRecord, ContainerType, RunStage, WaitingState, terminated_state,
@@ -157,26 +159,5 @@ fn set_unknown_unless_terminated(status: &mut ContainerStatus) {
     {
         return;
     }
-    status.state = Some(terminated_state(ContainerStateTerminated {
-        reason: Some("ContainerStatusUnknown".to_owned()),
-        message: Some("The container could not be located when the pod was terminated".to_owned()),
-        exit_code: 137,
-        ..Default::default()
-    }));
-}
-
-fn mount_status(mount: &VolumeMount) -> VolumeMountStatus {
-    let read_only = mount.read_only == Some(true);
-    let recursive = matches!(
-        mount.recursive_read_only.as_deref(),
-        Some("Enabled" | "IfPossible")
-    );
-    VolumeMountStatus {
-        mount_path: mount.mount_path.clone(),
-        name: mount.name.clone(),
-        read_only: read_only.then_some(true),
-        recursive_read_only: read_only
-            .then(|| if recursive { "Enabled" } else { "Disabled" }.to_owned()),
-        volume_status: None,
-    }
+    status.state = Some(terminated_state(lost_container()));
 }

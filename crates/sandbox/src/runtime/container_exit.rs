@@ -9,11 +9,11 @@ use linux::container_processes::ContainerProcesses;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use super::inner::message::ProcessExit;
 use super::oom_watch::OomWatch;
 use super::rootfs::unmount_fuse;
 use super::{LinuxRuntime, cgroups, cleanup};
 use crate::container_runtime::ContainerExit;
-use crate::inner::message::ProcessExit;
 use crate::node_services::NodeServices;
 
 /// How long the rest of a container's output is waited for: a process that left the container may hold its pipes open.

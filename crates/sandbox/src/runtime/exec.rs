@@ -11,10 +11,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 
 use super::LinuxRuntime;
+use super::inner::message::{InnerRequest, ProcessExit};
 use super::inner_client::InnerClient;
 use super::stdio::{StdioPipes, StdioStreams};
 use crate::container_runtime::ExecResult;
-use crate::inner::message::{InnerRequest, ProcessExit};
 use crate::node_services::NodeServices;
 
 /// How much of a command's output is kept.
@@ -153,7 +153,7 @@ fn exec_problem(message: String) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inner::message::ProcessPlan;
+    use crate::runtime::inner::message::ProcessPlan;
 
     /// The inner process does not reply, as if the command's working directory were on a file server that does not respond.
     #[tokio::test(start_paused = true)]

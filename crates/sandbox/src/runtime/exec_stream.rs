@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
 
-use crate::inner::message::ProcessExit;
+use super::inner::message::ProcessExit;
 
 /// Background processes of a command may keep its streams open after it has exited. The command's own output is in the pipes by
 /// then, so the session ends after this much silence.

@@ -10,7 +10,7 @@ use linux::packet::Packet;
 use linux::packet_connection::PacketConnection;
 use tokio::sync::{oneshot, watch};
 
-use crate::inner::message::{ContainerIdentity, InnerError, InnerEvent, InnerRequest, ProcessExit};
+use super::inner::message::{ContainerIdentity, InnerError, InnerEvent, InnerRequest, ProcessExit};
 
 /// The descriptors of a reply, and the identity if the request started a container.
 type Reply = Result<(Vec<OwnedFd>, Option<ContainerIdentity>), InnerError>;
@@ -190,7 +190,7 @@ mod tests {
 
     use super::super::testing::{next_request, run_local, send_event};
     use super::*;
-    use crate::inner::message::ProcessPlan;
+    use crate::runtime::inner::message::ProcessPlan;
 
     fn exec_request() -> InnerRequest {
         InnerRequest::Exec {

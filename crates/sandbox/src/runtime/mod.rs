@@ -1,8 +1,9 @@
 //! The [`ContainerRuntime`] on Linux.
 //!
 //! `pod_sandbox` starts and stops the pod, `start_container` and `container_exit` a container; `streaming` and `exec` run commands
-//! in it. `plan` computes a container's file system and process, and `inner_client` sends the plan to the inner process. Images,
-//! volumes and the network attachment come from [`NodeServices`].
+//! in it. `plan` computes a container's file system and process, and `inner_client` sends the plan to the inner process
+//! ([`inner`], pid 1 of the pod). `logs` writes and reads the containers' output, `streams` has the sessions of exec and attach, and
+//! `usage` measures. Images, volumes and the network attachment come from [`NodeServices`].
 
 mod cgroups;
 mod cleanup;
@@ -14,8 +15,10 @@ mod exec_stream;
 mod file_key_ref;
 mod host_port_udp;
 mod host_ports;
+pub mod inner;
 mod inner_client;
 mod limits;
+pub mod logs;
 mod oom_score_adj;
 mod oom_watch;
 mod output_subscribers;
@@ -28,6 +31,7 @@ mod snapshotter;
 mod start_container;
 mod stdio;
 mod streaming;
+mod streams;
 mod sub_paths;
 mod termination_message;
 #[cfg(test)]
@@ -57,20 +61,20 @@ pub use self::cgroups::pod_cgroup;
 use self::env::PodAddresses;
 pub(crate) use self::env::expand;
 use self::host_ports::HostPorts;
+use self::inner::message::ProcessPlan;
 use self::inner_client::InnerClient;
 pub use self::limits::effective_amount;
+use self::logs::LogDir;
 use self::oom_watch::OomWatch;
 use self::snapshotter::FuseMount;
 pub use self::snapshotter::Snapshotter;
 use self::streaming::Attachable;
+use self::usage::UsageMeter;
 use crate::container_runtime::{
     ContainerRuntime, ExecResult, ImageProblem, ImageRequest, PodImage, PodNetwork, StartFailure,
     StartRequest, StartedContainer,
 };
-use crate::inner::message::ProcessPlan;
-use crate::logs::LogDir;
 use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
-use crate::usage::UsageMeter;
 
 /// The directories of a pod.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use linux::cgroup::Cgroup;
 
-use crate::inner::message::ProcessExit;
+use super::inner::message::ProcessExit;
 
 /// Interval at which the counter is sampled. The exit of a killed container is handled within two intervals.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);

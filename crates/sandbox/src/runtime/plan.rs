@@ -5,14 +5,15 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
 use pod_protocol::Problem;
+use pod_protocol::mounts::is_recursive_read_only;
 
 use super::env::{self, PodAddresses};
-use super::security::{ContainerSecurity, security};
-use crate::container_runtime::StartRequest;
-use crate::inner::message::{
+use super::inner::message::{
     ContainerPlan, DeclaredVolume, MountAccess, MountPlan, MountPropagation, MountSource,
     PidNamespace, ProcessPlan, RootfsKind, RootfsPlan,
 };
+use super::security::{ContainerSecurity, security};
+use crate::container_runtime::StartRequest;
 use crate::node_services::ReadyVolume;
 
 /// Device files that every container has.
@@ -354,14 +355,10 @@ fn volume_mount(
             (MountSource::Layers { layers, sub_path }, false)
         }
     };
-    let recursive = matches!(
-        mount.recursive_read_only.as_deref(),
-        Some("Enabled" | "IfPossible")
-    );
     Ok(MountPlan {
         source,
         target: absolute(&mount.mount_path),
-        access: match (read_only, recursive) {
+        access: match (read_only, is_recursive_read_only(mount)) {
             (false, _) => MountAccess::ReadWrite,
             (true, false) => MountAccess::ReadOnly,
             (true, true) => MountAccess::RecursiveReadOnly,

@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::PodSpec;
 use pod_protocol::{Bundle, Problem};
 use rustix::process::Signal;
 
+use super::inner::message::{InnerError, InnerRequest, InterfaceConfig, NamespacePlan};
 use super::rootfs::unmount_fuse;
 use super::{HostPorts, LinuxRuntime, PodAddresses, cgroups, cleanup, etc, host_ports};
 use crate::container_runtime::PodNetwork;
-use crate::inner::message::{InnerError, InnerRequest, InterfaceConfig, NamespacePlan};
 use crate::node_services::{NetworkAttachment, NodeServices};
 
 impl<S: NodeServices> LinuxRuntime<S> {
@@ -227,7 +227,7 @@ mod tests {
         RecordingServices, bundle, next_request, run_local, runtime, send_event,
     };
     use super::*;
-    use crate::inner::message::InnerEvent;
+    use crate::runtime::inner::message::InnerEvent;
 
     #[tokio::test]
     async fn retry_does_not_attach_to_network_again() {

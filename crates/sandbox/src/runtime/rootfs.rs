@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::inner::message::RootfsKind;
 use super::snapshotter::{FuseMount, UpperDir};
 use super::{LinuxRuntime, Snapshotter};
 use crate::container_runtime::StartRequest;
-use crate::inner::message::RootfsKind;
 use crate::node_services::{NodeServices, ReadyVolume};
 
 impl<S: NodeServices> LinuxRuntime<S> {

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext};
 use pod_protocol::Problem;
 
+use super::inner::message::{SeccompProfile, UserPlan};
 use crate::container_runtime::ImageDefaults;
-use crate::inner::message::{SeccompProfile, UserPlan};
 
 /// The default capabilities of containerd and Docker.
 const DEFAULT_CAPABILITIES: &[&str] = &[

@@ -14,6 +14,9 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 
 use super::container_exit::ExitWatch;
+use super::inner::message::{
+    ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
+};
 use super::inner_client::InnerProcess;
 use super::oom_watch::OomWatch;
 use super::rootfs::unmount_fuse;
@@ -23,9 +26,6 @@ use super::{
     oom_score_adj, plan, streaming, sub_paths,
 };
 use crate::container_runtime::{StartFailure, StartRequest, StartedContainer};
-use crate::inner::message::{
-    ContainerIdentity, ContainerPlan, InnerError, InnerErrorKind, InnerRequest, PidNamespace,
-};
 use crate::node_services::NodeServices;
 
 impl<S: NodeServices> LinuxRuntime<S> {
@@ -48,23 +48,12 @@ impl<S: NodeServices> LinuxRuntime<S> {
             .logs
             .writer(&request.container.name, request.attempt)
             .map_err(create_error("cannot open the container's log"))?;
-        let start = InnerRequest::StartContainer(Box::new(plan));
-        let started = self.inner.start_process(start, &pipes.theirs()).await;
         let InnerProcess {
             serial,
             descriptors,
             exit,
             identity,
-        } = match started {
-            Ok(process) => process,
-            Err(error) => {
-                if let Some(cgroup) = oom.cgroup() {
-                    cgroups::remove_cgroup(cgroup).await;
-                }
-                unmount_fuse(&self.fuse_mounts, &self.fuse_root(request)).await;
-                return Err(start_failure(error));
-            }
-        };
+        } = self.start_process(request, plan, &pipes, &oom).await?;
         let started_at = Timestamp::now();
         let mut descriptors = descriptors.into_iter();
         let process = descriptors
@@ -110,6 +99,27 @@ impl<S: NodeServices> LinuxRuntime<S> {
             user: identity.map(container_user),
             log_warnings,
         })
+    }
+
+    /// Starts the first process of a container. Removes its cgroup and mounts if that fails.
+    async fn start_process(
+        &self,
+        request: &StartRequest,
+        plan: ContainerPlan,
+        pipes: &StdioPipes,
+        oom: &OomWatch,
+    ) -> Result<InnerProcess, StartFailure> {
+        let start = InnerRequest::StartContainer(Box::new(plan));
+        match self.inner.start_process(start, &pipes.theirs()).await {
+            Ok(process) => Ok(process),
+            Err(error) => {
+                if let Some(cgroup) = oom.cgroup() {
+                    cgroups::remove_cgroup(cgroup).await;
+                }
+                unmount_fuse(&self.fuse_mounts, &self.fuse_root(request)).await;
+                Err(start_failure(error))
+            }
+        }
     }
 
     /// Plans a container, and creates what it mounts: volumes, sub-paths, and its root file system if that is a FUSE mount.

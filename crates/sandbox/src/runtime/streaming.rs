@@ -16,15 +16,15 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::exec_stream::{ExecOutput, ExecStream};
+use super::inner::message::{InnerError, InnerRequest};
 use super::inner_client::InnerProcess;
+use super::logs::LogWriter;
 use super::output_subscribers::{OutputSubscribers, OutputSubscription, Tee};
 use super::stdio::{StdioPipes, StdioStreams};
+use super::streams::{ClientSession, ContainerStdin, SessionInput, SharedStdin};
 use super::{LinuxRuntime, RunningContainer, env};
 use crate::container_runtime::ContainerRuntime;
-use crate::inner::message::{InnerError, InnerRequest};
-use crate::logs::LogWriter;
 use crate::node_services::NodeServices;
-use crate::streams::{ClientSession, ContainerStdin, SessionInput, SharedStdin};
 
 /// The streams of a container that clients attach to.
 pub struct Attachable {
@@ -134,7 +134,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             Ok(connection) => return Ok(connection),
             Err(error) => error,
         };
-        let text = crate::probe::target::connect_error_text;
+        let text = crate::lifecycle::probe::target::connect_error_text;
         Err(Problem::new(
             "PortForwardError",
             format!(

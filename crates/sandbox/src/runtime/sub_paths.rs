@@ -4,7 +4,7 @@
 
 use pod_protocol::Problem;
 
-use crate::inner::message::{MountPlan, MountSource};
+use super::inner::message::{MountPlan, MountSource};
 
 /// Creates missing directories of subPaths, and returns the mounts.
 pub(super) async fn create(
@@ -48,7 +48,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::inner::message::{MountAccess, MountPropagation};
+    use crate::runtime::inner::message::{MountAccess, MountPropagation};
 
     #[test]
     fn sub_path_outside_volume_is_config_error() {

@@ -11,10 +11,10 @@ use k8s_openapi::api::core::v1::Pod;
 use linux::packet;
 use pod_protocol::{Bundle, NodeFacts, Problem};
 
+use super::inner::message::{InnerEvent, InnerRequest};
+use super::logs::LogDir;
 use super::{LinuxRuntime, PodDirs, Snapshotter, volume_spec};
 use crate::container_runtime::{ImageProblem, ImageRequest, PodImage};
-use crate::inner::message::{InnerEvent, InnerRequest};
-use crate::logs::LogDir;
 use crate::node_services::{NetworkAttachment, NodeServices, ReadyVolume};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,6 +24,8 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct RecordingServices {
     /// Number of calls of `attach_network`.
     pub attachments: Rc<Cell<u32>>,
+    /// The requested images.
+    pub images: Rc<RefCell<Vec<ImageRequest>>>,
     /// Names of the volumes, in the order of calls.
     pub volumes: Rc<RefCell<Vec<String>>>,
     /// Volumes for which calls fail.
@@ -37,9 +39,10 @@ impl NodeServices for RecordingServices {
 
     async fn ensure_image(
         &self,
-        _: &ImageRequest,
+        request: &ImageRequest,
         _: &[serde_json::Value],
     ) -> Result<PodImage, ImageProblem> {
+        self.images.borrow_mut().push(request.clone());
         Ok(PodImage::default())
     }
 
@@ -48,7 +51,6 @@ impl NodeServices for RecordingServices {
         name: &str,
         _: &serde_json::Value,
         _: Option<i64>,
-        _: &[serde_json::Value],
     ) -> Result<ReadyVolume, Problem> {
         self.volumes.borrow_mut().push(name.to_owned());
         if self.broken.borrow().contains(name) {

@@ -33,10 +33,19 @@ impl<S: NodeServices> LinuxRuntime<S> {
         if self.volumes.borrow().contains_key(name) {
             return Ok(());
         }
-        let volume = self
-            .services
-            .set_up_volume(name, source, fs_group(bundle), &bundle.pull_credentials)
-            .await?;
+        let spec = bundle.pod.spec.as_ref();
+        let volume = match spec.and_then(|spec| volume_spec::image(spec, name)) {
+            Some(request) => {
+                let image = self
+                    .services
+                    .ensure_image(&request, &bundle.pull_credentials);
+                ReadyVolume::Layers(image.await?.layers)
+            }
+            None => {
+                let fs_group = fs_group(bundle);
+                self.services.set_up_volume(name, source, fs_group).await?
+            }
+        };
         let volume = self.merge_layers(name, volume).await;
         let volume = volume.map_err(|error| volume_spec::mount_problem(name, &error))?;
         self.volumes.borrow_mut().insert(name.to_owned(), volume);
@@ -52,10 +61,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             if !exists || (before.volumes.get(name) == Some(source) && !is_stale) {
                 continue;
             }
-            let updated = self
-                .services
-                .set_up_volume(name, source, fs_group, &bundle.pull_credentials)
-                .await;
+            let updated = self.services.set_up_volume(name, source, fs_group).await;
             if let Err(problem) = updated {
                 tracing::warn!(
                     volume = name,
@@ -94,6 +100,29 @@ mod tests {
 
     use super::super::testing::{RecordingServices, bundle, run_local, runtime};
     use super::*;
+    use crate::container_runtime::{ImagePullPolicy, ImageRequest};
+
+    #[tokio::test]
+    async fn image_volume_is_pulled_by_its_policy() {
+        run_local(async {
+            let services = RecordingServices::default();
+            let image = json!({"reference": "data:1", "pullPolicy": "Never"});
+            let volumes = json!([{"name": "v", "image": image}]);
+            let mut bundle = bundle(json!({"containers": [], "volumes": volumes}));
+            bundle.volumes.insert("v".to_owned(), json!({}));
+            let (runtime, _inner) = runtime(services.clone(), bundle.clone());
+            runtime.create_volume(&bundle, "v").await.unwrap();
+            runtime.create_volume(&bundle, "v").await.unwrap();
+            let request = ImageRequest {
+                reference: "data:1".to_owned(),
+                policy: ImagePullPolicy::Never,
+            };
+            assert_eq!(*services.images.borrow(), [request]);
+            assert!(services.volumes.borrow().is_empty());
+            assert!(runtime.volumes.borrow().contains_key("v"));
+        })
+        .await;
+    }
 
     #[tokio::test]
     async fn failed_volume_update_is_retried() {

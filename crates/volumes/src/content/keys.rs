@@ -25,20 +25,11 @@ pub fn config_map(
     object: Option<&ConfigMap>,
 ) -> Result<Payload, ContentError> {
     let mut data = BTreeMap::new();
-    match object {
-        Some(object) => {
-            let binary = object.binary_data.iter().flatten();
-            data.extend(binary.map(|(key, value)| (key.as_str(), value.0.as_slice())));
-            let text = object.data.iter().flatten();
-            data.extend(text.map(|(key, value)| (key.as_str(), value.as_bytes())));
-        }
-        None if selection.optional => {}
-        None => {
-            return Err(ContentError::NotFound {
-                kind: "configmap",
-                name: selection.name.to_owned(),
-            });
-        }
+    if let Some(object) = check_found(&selection, "configmap", object)? {
+        let binary = object.binary_data.iter().flatten();
+        data.extend(binary.map(|(key, value)| (key.as_str(), value.0.as_slice())));
+        let text = object.data.iter().flatten();
+        data.extend(text.map(|(key, value)| (key.as_str(), value.as_bytes())));
     }
     select(selection, &data, ContentError::NoConfigKey)
 }
@@ -49,20 +40,24 @@ pub fn secret(
     object: Option<&Secret>,
 ) -> Result<Payload, ContentError> {
     let mut data = BTreeMap::new();
-    match object {
-        Some(object) => {
-            let binary = object.data.iter().flatten();
-            data.extend(binary.map(|(key, value)| (key.as_str(), value.0.as_slice())));
-        }
-        None if selection.optional => {}
-        None => {
-            return Err(ContentError::NotFound {
-                kind: "secret",
-                name: selection.name.to_owned(),
-            });
-        }
+    if let Some(object) = check_found(&selection, "secret", object)? {
+        let binary = object.data.iter().flatten();
+        data.extend(binary.map(|(key, value)| (key.as_str(), value.0.as_slice())));
     }
     select(selection, &data, ContentError::NoSecretKey)
+}
+
+/// Fails if the object is missing and not optional.
+fn check_found<'a, K>(
+    selection: &KeySelection<'_>,
+    kind: &'static str,
+    object: Option<&'a K>,
+) -> Result<Option<&'a K>, ContentError> {
+    if object.is_none() && !selection.optional {
+        let name = selection.name.to_owned();
+        return Err(ContentError::NotFound { kind, name });
+    }
+    Ok(object)
 }
 
 fn select(

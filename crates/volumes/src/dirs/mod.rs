@@ -210,7 +210,7 @@ impl PodVolumes {
                 let fs_group = fs_group.filter(|_| !read_only);
                 (prepare_directory(path, *ownership, fs_group)?, *read_only)
             }
-            VolumeSource::Image { reference, .. } => {
+            VolumeSource::Image { reference } => {
                 return Err(VolumeError::Image(reference.clone()));
             }
         };

@@ -104,8 +104,8 @@ fn invocation(slurm: &Slurm, partition: &str, program: &Path, args: &[String]) -
             || name == "SLURM_NODELIST"
             || !slurm::is_inherited_by_steps(name)
     };
-    invocation.env_remove = std::env::vars_os()
-        .map(|(name, _)| name.to_string_lossy().into_owned())
+    invocation.env_remove = slurm::environment_names()
+        .into_iter()
         .filter(describes_job)
         .collect();
     invocation

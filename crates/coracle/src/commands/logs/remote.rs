@@ -108,9 +108,7 @@ async fn run_step(
         terminal: false,
         name: "coracle-logs",
     };
-    let names: Vec<String> = std::env::vars_os()
-        .map(|(name, _)| name.to_string_lossy().into_owned())
-        .collect();
+    let names = slurm::environment_names();
     let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
     let start_error = |source| foreground_srun::start_error(&invocation, source);
     let mut child = foreground_srun::spawn(&invocation, copy, Stdio::inherit())?;

@@ -78,7 +78,7 @@ pub async fn run(
     if signals.guard_has_died() {
         // The guard was killed, so do its work. Do it while the agents run: if this process is killed too, they do it.
         let _ = linux::process::kill_marked(&format!("{WORKLOAD_MARK}={mark}"));
-        waiting_tasks::dismiss_all(&allocation).await;
+        waiting_tasks::end_all(&allocation).await;
     }
     let volumes_timeout = cluster.grace.nodes / 3;
     cluster

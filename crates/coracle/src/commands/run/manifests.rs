@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use kube::runtime::wait::{Condition, await_condition};
 use kube::{Client, ResourceExt};
+use kubelet_api::PodPhase;
 use serde::Deserialize;
 use tokio::process::Command;
 
@@ -206,7 +207,7 @@ async fn wait_for(object: &AppliedObject, client: Client) -> (AppliedObject, boo
         } else {
             let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
             let pod = await_condition(pods, name, pod_has_ended()).await;
-            pod.map(|pod| pod.is_some_and(|pod| phase(&pod) == "Succeeded"))
+            pod.map(|pod| pod.is_some_and(|pod| phase(&pod) == PodPhase::Succeeded))
         };
         match ended {
             Ok(succeeded) => break succeeded,
@@ -225,7 +226,7 @@ fn job_has_ended() -> impl Condition<Job> {
 }
 
 fn pod_has_ended() -> impl Condition<Pod> {
-    |pod: Option<&Pod>| pod.is_none_or(|pod| matches!(phase(pod), "Succeeded" | "Failed"))
+    |pod: Option<&Pod>| pod.is_none_or(|pod| phase(pod).is_terminal())
 }
 
 fn has_condition(job: &Job, condition_type: &str) -> bool {
@@ -239,11 +240,8 @@ fn has_condition(job: &Job, condition_type: &str) -> bool {
         .any(|condition| condition.type_ == condition_type && condition.status == "True")
 }
 
-fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or_default()
+fn phase(pod: &Pod) -> PodPhase {
+    PodPhase::of(pod.status.as_ref())
 }
 
 /// Prints the logs of the object's pods to standard output, or the reason why there are none.

@@ -67,9 +67,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         JobLocation::OffNode => {
             crate::block_on(submit::first_node(&settings, &workload, &allocation))
         }
-        JobLocation::Task { procid, .. } if procid > 0 => {
-            waiting_tasks::wait_for_dismissal(&allocation)
-        }
+        JobLocation::Task { procid, .. } if procid > 0 => waiting_tasks::wait_for_end(&allocation),
         JobLocation::Task { .. } | JobLocation::Batch => {
             match guard::fork_worker(GuardPolicy::Exit)? {
                 GuardedProcess::Worker => {
@@ -78,7 +76,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
                 GuardedProcess::Guard(GuardResult { code, .. }) => {
                     carry::remove();
                     crate::block_on(async {
-                        waiting_tasks::dismiss_all(&allocation).await;
+                        waiting_tasks::end_all(&allocation).await;
                         Ok(code)
                     })
                 }

@@ -40,9 +40,7 @@ pub async fn carry(
         terminal: false,
         name: "coracle-carry",
     };
-    let names: Vec<String> = std::env::vars_os()
-        .map(|(name, _)| name.to_string_lossy().into_owned())
-        .collect();
+    let names = slurm::environment_names();
     let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
     tracing::debug!(command = invocation.display(), "carrying the bundle");
     // No kill_on_drop: the receiver cleans up when this end of the pipe closes.

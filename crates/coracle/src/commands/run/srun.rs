@@ -6,7 +6,7 @@ use std::process::{ExitStatus, Stdio};
 
 use anyhow::Context;
 use rustix::process::{Pid, Signal};
-use slurm::{Invocation, JobDetail, NodeFate, Slurm, SlurmError};
+use slurm::{Invocation, JobDetail, NodeOutcome, Slurm, SlurmError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -222,14 +222,16 @@ fn job_failure(
         return message.filter(|_| status.success());
     };
     let id = job.job_id;
-    match job.fate_of(node) {
-        NodeFate::Kept => None,
-        NodeFate::Failed => Some(message.unwrap_or_else(|| format!("a node of job {id} failed"))),
-        // Otherwise the leader was told to end, or killed, and its exit code says so.
-        NodeFate::JobEnded(state) => status
+    match job.outcome_on(node) {
+        NodeOutcome::Uninterrupted => None,
+        NodeOutcome::NodeFailed => {
+            Some(message.unwrap_or_else(|| format!("a node of job {id} failed")))
+        }
+        // Otherwise the exit code of the leader shows that it was stopped or killed.
+        NodeOutcome::JobEnded(state) => status
             .success()
             .then(|| format!("the state of job {id} is {state}")),
-        NodeFate::Unknown => message.filter(|_| status.success()),
+        NodeOutcome::Unknown => message.filter(|_| status.success()),
     }
 }
 

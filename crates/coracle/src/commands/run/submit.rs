@@ -180,9 +180,7 @@ impl<'a> SubmitRequest<'a> {
             terminal,
             name: "coracle",
         };
-        let env: Vec<String> = std::env::vars_os()
-            .map(|(name, _)| name.to_string_lossy().into_owned())
-            .collect();
+        let env = slurm::environment_names();
         submission.invocation(&self.slurm, env.iter().map(String::as_str))
     }
 }

@@ -19,6 +19,7 @@ use pod_protocol::connection::{KubeletEndpoint, TransportListener};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -78,98 +79,121 @@ pub async fn run(
     };
     let mut connection = Some(connection);
     saved.save(&identity)?;
-
-    let listener = listen().await.context("cannot open the kubelet's port")?;
-    node_dir.create().with_context(|| {
-        format!(
-            "cannot create the node's directory {}",
-            node_dir.dir.display()
-        )
-    })?;
-    let port = listener.local_addr()?.port();
-    let config = node_config(&node, &identity, addresses, port, &node_dir)?;
-    let hub = node_hub(&identity, &node_dir);
-    let sandbox_socket = node_dir::kubelet_socket(&node_dir.dir);
-    let launcher = Arc::new(NodeLauncher {
-        kubelet: KubeletEndpoint::Unix(sandbox_socket.clone()),
-        node_dir: node_dir.clone(),
-        hub: hub.clone(),
-        store: images::ImageStore::default_path()
-            .context("no directory for images: neither XDG_DATA_HOME nor HOME is set")?,
-        pods_cgroup,
-        images: Arc::default(),
-        snapshotter: Arc::default(),
-        host_ips: one_per_family(&config.internal_ips),
-        job: identity.response.job.0,
-        node: node.clone(),
-        open_files: linux::descriptors::raise_limit(None)?,
-    });
-    let client = api_client(&identity).await?;
-    let pods = Arc::new(PodManager::default());
-    pods.set_agent_log(Box::new(crate::log::memory_log));
-    let stop = CancellationToken::new();
-    let webhook_auth = kubelet::WebhookAuth::new(client.clone(), node.clone());
-    let server = tokio::spawn(kubelet_api::serve(
-        listener,
-        server_identity(&identity),
-        AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()])
-            .with_delegated_auth(Arc::new(webhook_auth)),
-        pods.clone(),
-        config.stream_idle_timeout,
-        stop.clone(),
-    ));
-    let sandbox_listener = TransportListener::bind_unix(&sandbox_socket)
-        .with_context(|| format!("cannot listen on {}", sandbox_socket.display()))?;
-    let network = kubelet::NetworkStateSender::default();
-    let states = network.subscribe();
-    let (registered_sender, registered) = oneshot::channel();
-    let (ending, pods_grace) = (stop.clone(), identity.response.pods_grace);
-    let parts = Kubelet {
-        client,
-        config,
-        launcher: launcher.clone(),
-        listener: sandbox_listener,
-        network,
-        pod_manager: pods,
-    };
-    let mut kubelet = tokio::spawn(kubelet::run(parts, registered_sender, async move {
-        ending.cancelled().await;
-        pods_grace
-    }));
-    // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
-    let (hub_running, snapshotter) = tokio::join!(hub.ensure_running(), launcher.snapshotter());
-    for error in [hub_running.err(), snapshotter.err()].into_iter().flatten() {
-        tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
-    }
-    let hub_supervisor = tokio::spawn({
-        let hub = hub.clone();
-        async move { tokio::join!(hub.supervise(), hub.send_states(states)) }
-    });
-
+    let (mut parts, registered) =
+        AgentParts::start(&node, &identity, addresses, &node_dir, pods_cgroup).await?;
     let end = tokio::select! {
         () = image_gc::run(node_dir.dir.clone(), image_gc_policy) => AgentEnd::Failed(anyhow::anyhow!("image garbage collection ended")),
         end = keep_connection(&mut connection, &join_config, &node, &saved, registered, &mut signals) => end,
-        ended = &mut kubelet => AgentEnd::Failed(match ended {
+        ended = &mut parts.kubelet => AgentEnd::Failed(match ended {
             Ok(Ok(())) => anyhow::anyhow!("the kubelet ended unexpectedly"),
             Ok(Err(error)) => error.into(),
             Err(panic) => panic.into(),
         }),
     };
-    match end {
-        // The next agent adopts the Node and its pods, so do not delete them.
-        AgentEnd::Replaced | AgentEnd::Failed(_) => kubelet.abort(),
-        AgentEnd::ClusterEnds | AgentEnd::LeaderLost { .. } => {
-            stop.cancel();
-            let _ = kubelet.await;
+    parts.stop(&end).await;
+    exit_after_end(end, &mut connection, &identity).await
+}
+
+/// The running parts of an agent.
+struct AgentParts {
+    kubelet: JoinHandle<Result<(), kubelet::KubeletError>>,
+    server: JoinHandle<Result<(), kubelet_api::ApiError>>,
+    hub: Arc<NodeHub>,
+    hub_supervisor: AbortHandle,
+    /// Stops the kubelet, which then deletes the Node, and the server.
+    stop: CancellationToken,
+}
+
+impl AgentParts {
+    /// Starts all parts. The receiver gets a message when the Node is registered.
+    async fn start(
+        node: &str,
+        identity: &NodeIdentity,
+        addresses: Vec<IpAddr>,
+        node_dir: &NodeDir,
+        pods_cgroup: Option<PathBuf>,
+    ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
+        let listener = listen().await.context("cannot open the kubelet's port")?;
+        node_dir.create().with_context(|| {
+            format!(
+                "cannot create the node's directory {}",
+                node_dir.dir.display()
+            )
+        })?;
+        let port = listener.local_addr()?.port();
+        let config = node_config(node, identity, addresses, port, node_dir)?;
+        let hub = node_hub(identity, node_dir);
+        let launcher = node_launcher(&config, identity, node_dir, &hub, pods_cgroup)?;
+        let client = api_client(identity).await?;
+        let pods = Arc::new(PodManager::default());
+        pods.set_agent_log(Box::new(crate::log::memory_log));
+        let stop = CancellationToken::new();
+        let webhook_auth = kubelet::WebhookAuth::new(client.clone(), node.to_owned());
+        let server = tokio::spawn(kubelet_api::serve(
+            listener,
+            server_identity(identity),
+            AccessPolicy::for_common_names([KUBELET_CLIENT.to_owned()])
+                .with_delegated_auth(Arc::new(webhook_auth)),
+            pods.clone(),
+            config.stream_idle_timeout,
+            stop.clone(),
+        ));
+        let sandbox_socket = node_dir::kubelet_socket(&node_dir.dir);
+        let sandbox_listener = TransportListener::bind_unix(&sandbox_socket)
+            .with_context(|| format!("cannot listen on {}", sandbox_socket.display()))?;
+        let network = kubelet::NetworkStateSender::default();
+        let states = network.subscribe();
+        let (registered_sender, registered) = oneshot::channel();
+        let (ending, pods_grace) = (stop.clone(), identity.response.pods_grace);
+        let parts = Kubelet {
+            client,
+            config,
+            launcher: launcher.clone(),
+            listener: sandbox_listener,
+            network,
+            pod_manager: pods,
+        };
+        let kubelet = tokio::spawn(kubelet::run(parts, registered_sender, async move {
+            ending.cancelled().await;
+            pods_grace
+        }));
+        // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
+        let (hub_running, snapshotter) = tokio::join!(hub.ensure_running(), launcher.snapshotter());
+        for error in [hub_running.err(), snapshotter.err()].into_iter().flatten() {
+            tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
+        }
+        let hub_supervisor = tokio::spawn({
+            let hub = hub.clone();
+            async move { tokio::join!(hub.supervise(), hub.send_states(states)) }
+        });
+        let parts = Self {
+            kubelet,
+            server,
+            hub,
+            hub_supervisor: hub_supervisor.abort_handle(),
+            stop,
+        };
+        Ok((parts, registered))
+    }
+
+    /// Stops all parts.
+    async fn stop(self, end: &AgentEnd) {
+        // The next agent adopts the Node and its pods.
+        let has_successor = matches!(end, AgentEnd::Replaced | AgentEnd::Failed(_));
+        if has_successor {
+            // Before `stop`, which would make it delete the Node.
+            self.kubelet.abort();
+            self.stop.cancel();
+        } else {
+            self.stop.cancel();
+            let _ = self.kubelet.await;
+        }
+        let _ = self.server.await;
+        self.hub_supervisor.abort();
+        if !has_successor {
+            self.hub.shut_down().await;
         }
     }
-    stop.cancel();
-    let _ = server.await;
-    hub_supervisor.abort();
-    if !matches!(end, AgentEnd::Replaced | AgentEnd::Failed(_)) {
-        hub.shut_down().await;
-    }
-    exit_after_end(end, &mut connection, &identity).await
 }
 
 /// Tells the leader about the end of the agent, or cleans up after the leader.
@@ -445,7 +469,7 @@ async fn clean_up_after_leader(identity: &NodeIdentity) {
         tracing::warn!(%error, "cannot kill the cluster's remaining processes");
     }
     if let (job, Some(step)) = identity.response.job {
-        crate::waiting_tasks::dismiss_step(job, step).await;
+        crate::waiting_tasks::end_step(job, step).await;
     }
 }
 
@@ -455,6 +479,29 @@ fn server_identity(identity: &NodeIdentity) -> ServerIdentity {
         key_pem: identity.server_key_pem.clone(),
         client_ca_pem: identity.response.kubelet_client_ca_pem.clone(),
     }
+}
+
+fn node_launcher(
+    config: &NodeConfig,
+    identity: &NodeIdentity,
+    node_dir: &NodeDir,
+    hub: &Arc<NodeHub>,
+    pods_cgroup: Option<PathBuf>,
+) -> anyhow::Result<Arc<NodeLauncher>> {
+    Ok(Arc::new(NodeLauncher {
+        kubelet: KubeletEndpoint::Unix(node_dir::kubelet_socket(&node_dir.dir)),
+        node_dir: node_dir.clone(),
+        hub: Arc::clone(hub),
+        store: images::ImageStore::default_path()
+            .context("no directory for images: neither XDG_DATA_HOME nor HOME is set")?,
+        pods_cgroup,
+        images: Arc::default(),
+        snapshotter: Arc::default(),
+        host_ips: one_per_family(&config.internal_ips),
+        job: identity.response.job.0,
+        node: config.name.clone(),
+        open_files: linux::descriptors::raise_limit(None)?,
+    }))
 }
 
 fn node_hub(identity: &NodeIdentity, node_dir: &NodeDir) -> Arc<NodeHub> {

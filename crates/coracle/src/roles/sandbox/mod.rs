@@ -255,7 +255,7 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
                 true => run_inner_in_host_pid_namespace(inner_socket),
                 false => rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
                     .map_err(Into::into)
-                    .and_then(|()| sandbox::inner::run(inner_socket)),
+                    .and_then(|()| sandbox::runtime::inner::run(inner_socket)),
             };
             std::process::exit(i32::from(served.is_err()))
         }
@@ -266,7 +266,7 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
 /// signal: it returns when the sandbox closes the socket, and kills all its descendants.
 fn run_inner_in_host_pid_namespace(socket: OwnedFd) -> std::io::Result<()> {
     linux::process::become_subreaper()?;
-    let served = sandbox::inner::run(socket);
+    let served = sandbox::runtime::inner::run(socket);
     let killed = linux::process::kill_descendants(KILL_TIMEOUT);
     served.and(killed)
 }

@@ -209,7 +209,6 @@ impl NodeServices for LocalNodeServices {
         name: &str,
         source: &Value,
         fs_group: Option<i64>,
-        credentials: &[Value],
     ) -> Result<ReadyVolume, Problem> {
         let failed = |message: String| {
             Problem::new(
@@ -219,16 +218,6 @@ impl NodeServices for LocalNodeServices {
         };
         let source: VolumeSource =
             serde_json::from_value(source.clone()).map_err(|error| failed(error.to_string()))?;
-        if let VolumeSource::Image {
-            reference,
-            pull_policy,
-        } = source
-        {
-            let policy = ImagePullPolicy::from_spec(Some(&pull_policy), &reference);
-            let request = ImageRequest { reference, policy };
-            let image = self.ensure_image(&request, credentials).await?;
-            return Ok(ReadyVolume::Layers(image.layers));
-        }
         let volume = name.to_owned();
         let prepare = move |volumes: &PodVolumes| {
             let prepared = volumes.prepare(&volume, &source, fs_group);

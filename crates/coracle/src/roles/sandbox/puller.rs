@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn death_of_all_fork_servers_at_once_ends_their_task() {
+    async fn losing_all_fork_servers_ends_their_task() {
         with_local_tasks(async {
             let (servers, fakes) = fork_servers();
             let servers: io::Result<_> =

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_protocol::Problem;
-use pod_protocol::usage::{ContainerUsage, DiskUsage, PodUsage};
+use pod_protocol::usage::{ContainerUsage, DiskUsage, MAX_COUNTED_FILES, PodUsage};
 use quantity::Amount;
 
 use crate::node::pressure::{EvictionResource, Shortage};
@@ -14,8 +14,6 @@ use crate::pods::spec::{init_containers, is_being_deleted, is_critical, is_on_di
 
 /// A pod that exceeds its request by less than this is not the cause of a shortage.
 const MIN_EXCESS: u64 = 16 << 20;
-/// A sandbox stops counting a directory at this number of files, and reports what it has counted so far.
-const MAX_COUNTED_FILES: u64 = 500_000;
 /// The excess, at least, of a pod with more files than its sandbox counts: the others may be of any size.
 const UNCOUNTED_EXCESS: u64 = 1 << 30;
 
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_of_lowest_priority_with_largest_excess_is_evicted() {
+    fn lowest_priority_with_largest_excess_is_evicted() {
         let mut all = vec![
             candidate("modest", asking("1Gi", 0), 900, 0),
             candidate("small", asking("0", 0), 5, 0),

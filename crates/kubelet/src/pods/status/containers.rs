@@ -4,13 +4,13 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
     EphemeralContainer, PodSpec, VolumeMountStatus,
 };
+use pod_protocol::mounts::mount_status;
 use pod_protocol::restart::is_sidecar;
+use pod_protocol::termination::lost_container;
 
 use super::phase::{find_status, last_termination};
 use crate::pods::spec::{init_containers, restarts};
 
-/// The exit code of a container whose termination was not observed, as in upstream.
-const UNKNOWN_EXIT_CODE: i32 = 137;
 /// Maximum size of all termination messages of a pod, in bytes.
 const MAX_TERMINATION_MESSAGES: usize = 12 * 1024;
 
@@ -116,21 +116,7 @@ fn not_started(spec: &PodSpec, container: &Container) -> ContainerStatus {
 /// The statuses of a container's volume mounts.
 fn mount_statuses(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_deref()?;
-    let statuses = mounts.iter().map(|mount| {
-        let read_only = mount.read_only == Some(true);
-        let recursive = match mount.recursive_read_only.as_deref() {
-            Some("Enabled" | "IfPossible") => "Enabled",
-            _ => "Disabled",
-        };
-        VolumeMountStatus {
-            name: mount.name.clone(),
-            mount_path: mount.mount_path.clone(),
-            read_only: read_only.then_some(true),
-            recursive_read_only: read_only.then(|| recursive.to_owned()),
-            ..Default::default()
-        }
-    });
-    Some(statuses.collect())
+    Some(mounts.iter().map(mount_status).collect())
 }
 
 /// Sets the resources of a started container to those of its spec, if the sandbox did not report them.
@@ -169,7 +155,7 @@ pub(crate) fn terminate_running(statuses: &[ContainerStatus]) -> Vec<ContainerSt
                 terminated: Some(ContainerStateTerminated {
                     started_at: running.started_at,
                     container_id: status.container_id.clone(),
-                    ..unknown_termination()
+                    ..lost_container()
                 }),
                 ..Default::default()
             },
@@ -209,7 +195,7 @@ pub(super) fn terminate_all(statuses: &mut [ContainerStatus]) {
     for status in statuses {
         if terminated(status).is_none() {
             status.state = Some(ContainerState {
-                terminated: Some(unknown_termination()),
+                terminated: Some(lost_container()),
                 ..Default::default()
             });
         }
@@ -217,15 +203,6 @@ pub(super) fn terminate_all(statuses: &mut [ContainerStatus]) {
         if terminated(status).is_none_or(|termination| termination.exit_code != 0) {
             status.ready = false;
         }
-    }
-}
-
-fn unknown_termination() -> ContainerStateTerminated {
-    ContainerStateTerminated {
-        reason: Some("ContainerStatusUnknown".to_owned()),
-        message: Some("The container could not be located when the pod was terminated".to_owned()),
-        exit_code: UNKNOWN_EXIT_CODE,
-        ..Default::default()
     }
 }
 

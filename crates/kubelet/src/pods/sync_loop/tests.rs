@@ -204,7 +204,7 @@ fn pod_with_missing_volume() -> Value {
 }
 
 #[test]
-fn new_pod_waits_for_volumes_but_running_pod_does_not() {
+fn new_pod_waits_for_volumes_unlike_running_pod() {
     simulate(async {
         let mut adopted = pod_with_missing_volume();
         adopted["status"] = json!({ "phase": "Running", "startTime": "2026-01-01T00:00:00Z" });

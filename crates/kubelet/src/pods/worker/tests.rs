@@ -486,7 +486,7 @@ fn rejected_bundle_is_reported_once() {
 }
 
 #[test]
-fn pod_is_not_ended_while_its_sandbox_may_run() {
+fn pod_does_not_end_while_sandbox_may_run() {
     simulate(async {
         let mut fixture = adopted("Always");
         *fixture.launcher.cannot_find.lock().unwrap() = true;
@@ -619,7 +619,7 @@ fn only_running_pods_get_incomplete_bundles() {
 }
 
 #[test]
-fn pod_is_restarted_if_sandbox_was_lost_with_kubelet() {
+fn sandbox_lost_with_kubelet_restarts_the_pod() {
     simulate(async {
         let mut fixture = adopted("Always");
         let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);

@@ -4,16 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use k8s_openapi::api::certificates::v1::{PodCertificateRequest, PodCertificateRequestStatus};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::state::{RefusalKind, SignerRefusal};
-use crate::backoff::ExponentialBackoff;
+use crate::resolve::watch_events::watch_events;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// A created request that the watch does not show within this time counts as deleted.
@@ -143,29 +142,22 @@ pub(super) fn full_name(request: &PodCertificateRequest) -> String {
 async fn watch_all(client: Client, node: String, sender: watch::Sender<Arc<RequestTable>>) {
     let api: Api<PodCertificateRequest> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let events = watcher(api, config).backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
-    tokio::pin!(events);
     let mut listed = RequestTable::new();
-    loop {
-        match events.try_next().await {
-            Ok(Some(watcher::Event::Init)) => listed.clear(),
-            Ok(Some(watcher::Event::InitApply(request))) => insert(&mut listed, request),
-            Ok(Some(watcher::Event::InitDone)) => {
-                sender.send_replace(Arc::new(std::mem::take(&mut listed)));
-            }
-            Ok(Some(watcher::Event::Apply(request))) => {
-                sender.send_modify(|requests| insert(Arc::make_mut(requests), request));
-            }
-            Ok(Some(watcher::Event::Delete(request))) => {
-                sender.send_modify(|requests| _ = Arc::make_mut(requests).remove(&key(&request)));
-            }
-            Ok(None) => return,
-            Err(error) => tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "cannot watch PodCertificateRequests"
-            ),
+    let handle = |event| match event {
+        watcher::Event::Init => listed.clear(),
+        watcher::Event::InitApply(request) => insert(&mut listed, request),
+        watcher::Event::InitDone => {
+            sender.send_replace(Arc::new(std::mem::take(&mut listed)));
         }
-    }
+        watcher::Event::Apply(request) => {
+            sender.send_modify(|requests| insert(Arc::make_mut(requests), request));
+        }
+        watcher::Event::Delete(request) => {
+            sender.send_modify(|requests| _ = Arc::make_mut(requests).remove(&key(&request)));
+        }
+    };
+    let objects = "PodCertificateRequests";
+    watch_events(api, config, MAX_RETRY_DELAY, objects, handle).await;
 }
 
 fn insert(requests: &mut RequestTable, mut request: PodCertificateRequest) {

@@ -1,10 +1,9 @@
 //! Carries out the actions of a plan.
 
-use pod_protocol::Problem;
+use pod_protocol::{Problem, go_duration};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::super::back_off::go_duration;
 use super::super::container_record::{
     ContainerRun, ContainerType, KillOrder, RunStage, WaitingState,
 };
@@ -14,7 +13,7 @@ use super::super::hooks::HookPod;
 use super::super::plan::PlanAction;
 use super::{LifecycleDriver, RunHandles};
 use crate::container_runtime::ContainerRuntime;
-use crate::probe::worker::ProbeKind;
+use crate::lifecycle::probe::worker::ProbeKind;
 
 impl<R: ContainerRuntime> LifecycleDriver<R> {
     pub(super) fn carry_out(&mut self, action: PlanAction) {

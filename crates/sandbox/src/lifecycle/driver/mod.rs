@@ -24,7 +24,7 @@ use super::event_log::EventLog;
 use super::plan::{PlanAction, PlanInput, plan};
 use super::status::{self, StatusContext};
 use crate::container_runtime::{ContainerRuntime, PodNetwork};
-use crate::probe::worker::ProbeKind;
+use crate::lifecycle::probe::worker::ProbeKind;
 use setup::SetupState;
 
 /// Bound on consecutive plans without a message in between. It guards against an endless loop and is never reached.

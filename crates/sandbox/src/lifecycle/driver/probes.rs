@@ -8,8 +8,8 @@ use super::super::container_record::{ContainerType, RunStage};
 use super::super::event_log::EventType;
 use super::LifecycleDriver;
 use crate::container_runtime::ContainerRuntime;
-use crate::probe::ProbedContainer;
-use crate::probe::worker::{self, ProbeEvent, ProbeKind};
+use crate::lifecycle::probe::ProbedContainer;
+use crate::lifecycle::probe::worker::{self, ProbeEvent, ProbeKind};
 
 impl<R: ContainerRuntime> LifecycleDriver<R> {
     pub(super) fn apply_probe_event(&mut self, serial: u64, kind: ProbeKind, event: ProbeEvent) {

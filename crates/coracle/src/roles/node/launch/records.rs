@@ -1,4 +1,4 @@
-//! What the sandboxes of this node leave behind, in the node's directory: logs and checkpoints.
+//! Logs and checkpoints of this node's sandboxes, which stay in the node's directory after the sandboxes have ended.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use kubelet::PodRecords;
 use pod_protocol::connection::LogByteStream;
 use pod_protocol::{LogQuery, PodState, Problem};
 use sandbox::lifecycle::checkpoint;
-use sandbox::logs::LogDir;
+use sandbox::runtime::logs::LogDir;
 
 use crate::node_dir;
 use crate::roles::remove::{self, RemovedDir};

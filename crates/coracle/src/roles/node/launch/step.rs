@@ -89,9 +89,7 @@ fn spawn(launcher: &NodeLauncher, request: &LaunchRequest) -> anyhow::Result<Chi
         name: &format!("{}/{}", request.namespace, request.name),
         resource_timeout: RESOURCE_TIMEOUT,
     };
-    let names: Vec<String> = std::env::vars_os()
-        .map(|(name, _)| name.to_string_lossy().into_owned())
-        .collect();
+    let names = slurm::environment_names();
     let invocation = step.invocation(&slurm, names.iter().map(String::as_str));
     tracing::debug!(command = invocation.display(), "starting a pod as a step");
     let mut command = invocation.command();

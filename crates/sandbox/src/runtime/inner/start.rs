@@ -1,5 +1,6 @@
 //! Starts processes: the fork, the steps in the child, and its reports.
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::cgroup::Cgroup;
@@ -96,57 +97,46 @@ pub fn container(
         pid: plan.pid_namespace == PidNamespace::Own,
         ..Default::default()
     };
-    let (report, reporter) = packet::pair().map_err(cannot("create a socket pair"))?;
-    match fork(namespaces, &plan.process)? {
-        CloneResult::Parent(pid, process) => {
-            let forked = (pid, process);
-            Ok(StartingProcess::new(
-                serial,
-                report,
-                forked,
-                shares_pid_namespace,
-            ))
-        }
-        CloneResult::Child => {
-            drop(report);
-            let become_container = || {
-                // Opened here, because the namespace of a process that has exited can't be opened.
-                let mount_namespace = linux::namespace::own_mount_namespace()
-                    .map_err(cannot("open the mount namespace"))?;
-                // After the fork into the cgroup: a cgroup namespace's root is the cgroup of the process at this time.
-                linux::namespace::unshare(UnshareFlags::NEWCGROUP)
-                    .map_err(cannot("create a cgroup namespace"))?;
-                if let Some(target) = target.filter(|target| !target.shares_pid_namespace) {
-                    join_pid_namespace(target.process, &reporter)?;
-                }
-                set_up_session(stdio)?;
-                let terminal = container::enter_rootfs(plan)?;
-                // Reported only now: before, the namespace still contained the host's root, and processes that the inner
-                // process forks later inherit the descriptor.
-                send_report(
-                    &reporter,
-                    &StartReport::MountNamespace,
-                    &[mount_namespace.as_fd()],
-                );
-                drop(mount_namespace);
-                if let Some(master) = terminal {
-                    send_report(&reporter, &StartReport::Terminal, &[master.as_fd()]);
-                }
-                // An unknown user is reported by exec_program.
-                if let Ok(user) = look_up(&plan.process.user) {
-                    let identity = ContainerIdentity {
-                        uid: user.uid,
-                        gid: user.gid,
-                        groups: user.groups,
-                    };
-                    send_report(&reporter, &StartReport::Identity(identity), &[]);
-                }
-                program::exec_program(&plan.process, self_exe)
-            };
-            let Err(error) = become_container();
-            exit_with(&reporter, error)
-        }
-    }
+    start(
+        serial,
+        namespaces,
+        &plan.process,
+        shares_pid_namespace,
+        |reporter| {
+            // Opened here, because the namespace of a process that has exited can't be opened.
+            let mount_namespace = linux::namespace::own_mount_namespace()
+                .map_err(cannot("open the mount namespace"))?;
+            // After the fork into the cgroup: a cgroup namespace's root is the cgroup of the process at this time.
+            linux::namespace::unshare(UnshareFlags::NEWCGROUP)
+                .map_err(cannot("create a cgroup namespace"))?;
+            if let Some(target) = target.filter(|target| !target.shares_pid_namespace) {
+                join_pid_namespace(target.process, reporter)?;
+            }
+            set_up_session(stdio)?;
+            let terminal = container::enter_rootfs(plan)?;
+            // Reported only now: before, the namespace still contained the host's root, and processes that the inner
+            // process forks later inherit the descriptor.
+            send_report(
+                reporter,
+                &StartReport::MountNamespace,
+                &[mount_namespace.as_fd()],
+            );
+            drop(mount_namespace);
+            if let Some(master) = terminal {
+                send_report(reporter, &StartReport::Terminal, &[master.as_fd()]);
+            }
+            // An unknown user is reported by exec_program.
+            if let Ok(user) = look_up(&plan.process.user) {
+                let identity = ContainerIdentity {
+                    uid: user.uid,
+                    gid: user.gid,
+                    groups: user.groups,
+                };
+                send_report(reporter, &StartReport::Identity(identity), &[]);
+            }
+            program::exec_program(&plan.process, self_exe)
+        },
+    )
 }
 
 /// Forks a process that joins a running container.
@@ -158,33 +148,44 @@ pub fn exec(
     self_exe: SelfExe,
 ) -> Result<StartingProcess, InnerError> {
     let shares_pid_namespace = target.shares_pid_namespace;
+    let namespaces = NewNamespaces::default();
+    start(serial, namespaces, plan, shares_pid_namespace, |reporter| {
+        linux::setns::join_container_namespaces(target.process, !shares_pid_namespace)
+            .map_err(cannot("enter the container"))?;
+        if !shares_pid_namespace {
+            fork_again(reporter)?;
+        }
+        set_up_session(stdio)?;
+        if plan.terminal {
+            let master = super::terminal::open().map_err(cannot("open a terminal"))?;
+            send_report(reporter, &StartReport::Terminal, &[master.as_fd()]);
+        }
+        program::exec_program(plan, self_exe)
+    })
+}
+
+/// Forks a process and calls `execute` in it, which returns only if it fails. Its argument takes reports.
+fn start(
+    serial: u64,
+    namespaces: NewNamespaces,
+    plan: &ProcessPlan,
+    shares_pid_namespace: bool,
+    execute: impl FnOnce(&OwnedFd) -> Result<Infallible, InnerError>,
+) -> Result<StartingProcess, InnerError> {
     let (report, reporter) = packet::pair().map_err(cannot("create a socket pair"))?;
-    match fork(NewNamespaces::default(), plan)? {
+    match fork(namespaces, plan)? {
         CloneResult::Parent(pid, process) => {
-            let forked = (pid, process);
+            let process = (pid, process);
             Ok(StartingProcess::new(
                 serial,
                 report,
-                forked,
+                process,
                 shares_pid_namespace,
             ))
         }
         CloneResult::Child => {
             drop(report);
-            let become_process = || {
-                linux::setns::join_container_namespaces(target.process, !shares_pid_namespace)
-                    .map_err(cannot("enter the container"))?;
-                if !shares_pid_namespace {
-                    fork_again(&reporter)?;
-                }
-                set_up_session(stdio)?;
-                if plan.terminal {
-                    let master = super::terminal::open().map_err(cannot("open a terminal"))?;
-                    send_report(&reporter, &StartReport::Terminal, &[master.as_fd()]);
-                }
-                program::exec_program(plan, self_exe)
-            };
-            let Err(error) = become_process();
+            let Err(error) = execute(&reporter);
             exit_with(&reporter, error)
         }
     }

@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
 use super::{ClientSession, SessionInput};
-use crate::logs::LogDir;
+use crate::runtime::logs::LogDir;
 
 /// A pod that runs the commands of [`start_command`].
 struct FakePod {

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::TCPSocketAction;
+use pod_protocol::go_duration;
 use tokio::time::timeout;
 
 use super::target::{self, TargetAddress};
 use super::{ProbeResult, ProbedContainer};
 use crate::container_runtime::ContainerRuntime;
-use crate::lifecycle::go_duration;
 
 /// Connects to the port.
 pub async fn probe<R: ContainerRuntime>(

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use linux::file_id::FileId;
 use linux::walk::{Unreadable, WalkOutcome};
-use pod_protocol::usage::{DiskUsage, FileSystem};
+use pod_protocol::usage::{DiskUsage, FileSystem, MAX_COUNTED_FILES};
 use rustix::fs::FileType;
 use tokio::sync::watch;
 
@@ -19,8 +19,6 @@ use tokio::sync::watch;
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
 /// At most 1/20 of the time is spent on walking.
 const WALK_TIME_DIVISOR: u32 = 20;
-/// Files beyond this number are not counted: walking them would take minutes. The kubelet's eviction ranking knows this limit.
-const MAX_FILES: u64 = 500_000;
 /// How long a request waits for the first walk of a directory.
 const FIRST_WALK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -129,7 +127,7 @@ fn file_system_usage(path: &Path) -> Option<DiskUsage> {
 
 /// Sums up a directory; `None` if it does not exist. Unreadable files and mounts below it don't count.
 fn walk(dir: &Path) -> Option<DiskUsage> {
-    walk_up_to(MAX_FILES, dir)
+    walk_up_to(MAX_COUNTED_FILES, dir)
 }
 
 /// Sums up a directory of at most `max_files` files. If there are more, `used` is a lower bound, and `inodes` is `max_files`.
@@ -192,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_with_too_many_files_counts_up_to_the_limit() {
+    fn files_are_counted_up_to_the_limit() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("0");
         std::fs::write(&file, vec![1; 64 << 10]).unwrap();

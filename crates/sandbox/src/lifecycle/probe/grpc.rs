@@ -9,13 +9,13 @@ use hyper::body::{Body, Bytes, Incoming};
 use hyper::rt::{Executor, Read, Write};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::GRPCAction;
+use pod_protocol::go_duration;
 use tokio::time::timeout;
 
 use super::http::error_chain;
 use super::target::TargetAddress;
 use super::{ProbeResult, ProbedContainer, tls};
 use crate::container_runtime::ContainerRuntime;
-use crate::lifecycle::go_duration;
 
 /// `HealthCheckResponse.ServingStatus`
 const SERVING: u64 = 1;

@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::Volume as VolumeSpec;
 use pod_protocol::usage::PodUsage;
 
-use super::{LinuxRuntime, NodeServices, ReadyVolume};
-use crate::usage::{MeasuredContainer, MeasuredVolume};
+use super::{MeasuredContainer, MeasuredVolume};
+use crate::node_services::{NodeServices, ReadyVolume};
+use crate::runtime::LinuxRuntime;
 
 impl<S: NodeServices> LinuxRuntime<S> {
     /// The pod's current resource usage; `None` if it can't be measured.

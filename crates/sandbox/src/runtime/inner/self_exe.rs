@@ -83,8 +83,8 @@ fn script_interpreter(line: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::InnerErrorKind;
     use super::*;
-    use crate::inner::error::InnerErrorKind;
     use std::os::unix::fs::symlink;
 
     #[test]

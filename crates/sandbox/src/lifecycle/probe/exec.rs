@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{EnvVar, ExecAction};
+use pod_protocol::go_duration;
 
 use super::{ProbeResult, ProbedContainer};
 use crate::container_runtime::ContainerRuntime;
-use crate::lifecycle::go_duration;
 use crate::runtime::expand;
 
 /// Runs the command; succeeds if its exit code is 0.
