@@ -216,7 +216,7 @@ pub struct ImageDefaults {
 }
 
 /// A container to start.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StartRequest {
     /// Its spec; that of an ephemeral container is converted to this.
     pub container: Container,
