@@ -35,6 +35,21 @@ fn pod(name: &str, node: &str) -> Value {
     })
 }
 
+fn replica_set(name: &str, node: &str) -> Value {
+    let mut template = pod(name, node);
+    template["metadata"] = json!({ "labels": { "app": name } });
+    let spec = &mut template["spec"];
+    spec["nodeName"] = Value::Null;
+    spec["nodeSelector"] = json!({ "kubernetes.io/hostname": node });
+    json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": { "name": name },
+        "spec": {
+            "selector": { "matchLabels": { "app": name } },
+            "template": { "metadata": template["metadata"], "spec": template["spec"] },
+        },
+    })
+}
+
 #[test]
 fn nodes_join_and_leave_a_running_cluster() {
     let lab = Lab::acquire();
@@ -91,28 +106,34 @@ fn nodes_join_and_leave_a_running_cluster() {
     assert_eq!(node_facts(&mut cluster, "node1"), node1);
     assert_eq!(pod_facts(&mut cluster, "first"), first);
 
-    // The node can be added again. It is removed and added before its agent has ended.
+    // The node can be added again, also while an agent of it starts or leaves. That agent may still register its Node and end a pod, so
+    // a ReplicaSet starts the next one.
     for action in ["add", "remove", "add"] {
         cluster.shell(&format!("echo {action} node2 > $MEMBERSHIP"));
     }
-    wait_for_nodes(&mut cluster, "node/node1\nnode/node2");
-    cluster.shell("kubectl wait node/node2 --for=condition=Ready --timeout=60s");
-    cluster.create_objects(&[pod("third", "node2")]);
-    cluster.wait_for("third", "condition=Ready");
+    cluster.create_objects(&[replica_set("third", "node2")]);
+    cluster.shell(
+        "kubectl wait replicaset/third --for=jsonpath={.status.readyReplicas}=1 --timeout=50s",
+    );
+    cluster.shell("kubectl delete replicaset third --wait");
+
+    // The old agent leaves only after the new one has given up waiting for it.
+    let agent = lab.find("node2", Role::Agent);
     let joined = node_facts(&mut cluster, "node2");
     assert_ne!(joined[0], node2[0]);
-    cluster.shell("echo remove node2 > $MEMBERSHIP; echo add node2 > $MEMBERSHIP");
+    lab.kill("node2", "STOP", &agent);
+    cluster.shell("echo remove node2 > $MEMBERSHIP; echo add node2 > $MEMBERSHIP; sleep 6");
+    lab.kill("node2", "CONT", &agent);
     wait_until(60, "node2 is another Node", || {
         let (code, uid) = cluster.try_shell("kubectl get node node2 -o jsonpath={.metadata.uid}");
         code == 0 && joined[0] != uid.trim()
     });
-    cluster.shell("kubectl wait node/node2 --for=condition=Ready --timeout=60s");
+    cluster.shell("kubectl wait node/node2 --for=condition=Ready --timeout=50s");
 
     // The leader deletes the Node of an agent that cannot do it.
-    for role in [Role::AgentGuard, Role::Agent] {
-        let process = lab.find("node2", role);
-        lab.kill("node2", "KILL", &process);
-    }
+    let roles = [Role::AgentGuard, Role::Agent, Role::Hub, Role::HubInside];
+    let pids = roles.map(|role| lab.find("node2", role).pid.to_string());
+    lab.root("node2", &format!("kill -KILL {}", pids.join(" ")));
     cluster.shell("echo remove node2 > $MEMBERSHIP");
     wait_for_nodes(&mut cluster, "node/node1");
     assert_eq!(node_facts(&mut cluster, "node1"), node1);

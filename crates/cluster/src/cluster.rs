@@ -416,8 +416,7 @@ impl Cluster {
             }
             NodeEvent::Lost => self.handle_lost_node(node, "its agent or its host died"),
             NodeEvent::Failed(problem) => self.handle_lost_node(node, problem),
-            // Its pods have ended.
-            NodeEvent::Left => self.planner.release(node),
+            NodeEvent::Left => self.handle_left_node(node),
             NodeEvent::Joined | NodeEvent::JobEnding => {}
         }
     }
@@ -431,6 +430,20 @@ impl Cluster {
         let members = self.enrolment.members();
         for node in nodes.iter().filter(|node| !members.contains(*node)) {
             self.handle_lost_node(node, &problem);
+        }
+    }
+
+    /// Handles the end of an agent in order, after the removal of its node.
+    fn handle_left_node(&mut self, node: &str) {
+        // Its pods have ended.
+        self.planner.release(node);
+        // If the node was added again, its new agent waits for the end of this one, but not for long.
+        if self.planner.has(node) && self.restarting.insert(node.to_owned()) {
+            let (restart, node) = (self.restarts.0.clone(), node.to_owned());
+            tokio::spawn(async move {
+                tokio::time::sleep(RESTART_DELAY).await;
+                let _ = restart.send(node);
+            });
         }
     }
 

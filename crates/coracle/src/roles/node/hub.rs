@@ -117,8 +117,10 @@ impl NodeHub {
             }
         }
         if state.unanswered >= MAX_UNANSWERED {
-            let pid = run_blocking(&self.socket, network::hub::kill_listener).await?;
-            tracing::warn!(pid, "killed the hub, which does not respond");
+            match run_blocking(&self.socket, network::hub::kill_listener).await? {
+                Some(pid) => tracing::warn!(pid, "killed the hub, which does not respond"),
+                None => tracing::warn!("cannot kill the hub, which does not respond"),
+            }
             state.unanswered = 0;
         }
         Ok(())
