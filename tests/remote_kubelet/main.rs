@@ -3,6 +3,9 @@
 //! It registers the Node `NODE`, and starts the sandbox of each of its pods on `HOST` with `srun … coracle internal pod-job`. Sandboxes
 //! connect to it over mutual TLS; the two hosts share nothing else that the kubelet uses. It prints the log of each running pod, and
 //! the output of a command in it, as a user would get them through the kubelet's API.
+//!
+//! A second one on the same host adopts the sandboxes of the first: it has the same port and certificates, from a file in the user's
+//! home directory, and finds the sandboxes by Slurm's list of steps.
 
 #![allow(
     clippy::print_stdout,
@@ -10,8 +13,11 @@
     reason = "this is a program of the tests, whose output they read"
 )]
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,13 +26,14 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use kubelet::{
     Kubelet, LaunchRequest, Launcher, LauncherKind, NetworkStateSender, NodeCapacity, NodeConfig,
-    NodeKey, PodManager, PodRecords, SandboxControl, SandboxEnd, SandboxHandle, SandboxState,
+    NodeKey, PodManager, PodRecords, SandboxEnd, SandboxHandle, SandboxState,
 };
 use kubelet_api::{ExecOptions, LogOptions, LogStream, PodSource, RequestedStreams, SessionOutput};
 use pod_protocol::connection::{
     KubeletEndpoint, LogByteStream, TransportIdentity, TransportListener,
 };
 use pod_protocol::{LogQuery, PodState, Problem, SandboxId};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -43,9 +50,16 @@ async fn main() {
         .install_default()
         .unwrap();
     let addresses = linux::address::host_addresses().unwrap();
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let (kubelet, sandbox) = identities();
+    let earlier = std::fs::read(state_file()).ok();
+    let earlier: Option<KubeletState> = earlier.map(|text| serde_json::from_slice(&text).unwrap());
+    let port = earlier.as_ref().map_or(0, |state| state.port);
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+    let listener = listener.await.unwrap();
+    let KubeletState {
+        port,
+        kubelet,
+        sandbox,
+    } = earlier.unwrap_or_else(|| new_state(listener.local_addr().unwrap().port()));
     let launcher = Arc::new(RemoteLauncher {
         host,
         endpoint: KubeletEndpoint::Tls {
@@ -95,8 +109,7 @@ fn config(node: &str, addresses: Vec<IpAddr>) -> NodeConfig {
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         kubelet_version: "v1.37.1".to_owned(),
-        scratch_dir: "/".into(),
-        local_volumes_dir: "/nonexistent".into(),
+        host_dirs: None,
         node_key: NodeKey([7; 32]),
         launcher: LauncherKind::Fork,
         pod_cidrs: vec![],
@@ -105,6 +118,33 @@ fn config(node: &str, addresses: Vec<IpAddr>) -> NodeConfig {
         stream_idle_timeout: Duration::from_secs(60),
         processes: None,
     }
+}
+
+/// What a kubelet leaves to the next one.
+#[derive(Serialize, Deserialize)]
+struct KubeletState {
+    port: u16,
+    kubelet: TransportIdentity,
+    sandbox: TransportIdentity,
+}
+
+fn state_file() -> PathBuf {
+    PathBuf::from(std::env::var_os("HOME").unwrap()).join("remote-kubelet.state")
+}
+
+fn new_state(port: u16) -> KubeletState {
+    let (kubelet, sandbox) = identities();
+    let state = KubeletState {
+        port,
+        kubelet,
+        sandbox,
+    };
+    let mut private = std::fs::OpenOptions::new();
+    let private = private.write(true).create_new(true).mode(0o600);
+    let mut file = private.open(state_file()).unwrap();
+    file.write_all(&serde_json::to_vec(&state).unwrap())
+        .unwrap();
+    state
 }
 
 /// The certificates of the kubelet and of its sandboxes.
@@ -183,32 +223,50 @@ async fn exec(pods: &PodManager, uid: &str) -> String {
 struct RemoteLauncher {
     host: String,
     endpoint: KubeletEndpoint,
-    /// By pod: what the launcher knows about its sandbox.
-    launched: Mutex<HashMap<String, Arc<SandboxControl>>>,
+    /// The uids of pods that were launched.
+    launched: Mutex<HashSet<String>>,
+}
+
+const ID_PREFIX: &str = "step-named/";
+
+/// The id that the launcher chooses for the sandbox of a pod.
+fn sandbox_id(uid: &str) -> SandboxId {
+    SandboxId::new(format!("{ID_PREFIX}{uid}"))
+}
+
+/// The id of the pod's step, if it runs.
+async fn find_step(uid: &str) -> std::io::Result<Option<String>> {
+    let mut squeue = Command::new("squeue");
+    let listed = squeue
+        .args(["--steps", "-h", "-o", "%i %j"])
+        .output()
+        .await?;
+    if !listed.status.success() {
+        return Err(std::io::Error::other("squeue failed"));
+    }
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let mut steps = listed.lines().filter_map(|line| line.split_once(' '));
+    Ok(steps
+        .find(|(_, name)| *name == uid)
+        .map(|(step, _)| step.to_owned()))
 }
 
 impl Launcher for RemoteLauncher {
     fn launch(&self, request: LaunchRequest) -> SandboxHandle {
-        let (handle, control) = SandboxHandle::new(None, SandboxState::Starting);
-        let control = Arc::new(control);
-        let mut launched = self.launched.lock().unwrap();
-        assert!(
-            launched
-                .insert(request.uid.clone(), Arc::clone(&control))
-                .is_none(),
-            "a second launch of pod {}",
-            request.uid
-        );
+        let id = sandbox_id(&request.uid);
+        let (handle, control) = SandboxHandle::new(Some(id.clone()), SandboxState::Starting);
+        let is_first = self.launched.lock().unwrap().insert(request.uid.clone());
+        assert!(is_first, "a second launch of pod {}", request.uid);
         let config = json!({
-            "uid": request.uid, "host_pid": request.host_pid, "kubelet": self.endpoint,
+            "uid": request.uid, "id": id, "host_pid": request.host_pid, "kubelet": self.endpoint,
             "token": request.token, "pod_cidr": "100.64.9.0/24",
         });
         let mut command = Command::new("srun");
         command
             .args(["--overlap", "-N1", "-n1", "-w", &self.host])
+            .arg(format!("--job-name={}", request.uid))
             .args(["coracle", "internal", "pod-job"])
-            .stdin(Stdio::piped())
-            .kill_on_drop(true);
+            .stdin(Stdio::piped());
         tokio::spawn(async move {
             let mut srun = command.spawn().unwrap();
             let mut input = srun.stdin.take().unwrap();
@@ -230,12 +288,37 @@ impl Launcher for RemoteLauncher {
         handle
     }
 
-    fn find(&self, _: &str) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
-        futures::future::ready(Ok(None)).boxed()
+    fn find(&self, uid: &str) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        let uid = uid.to_owned();
+        async move {
+            let Some(step) = find_step(&uid).await? else {
+                return Ok(None);
+            };
+            println!("found: {uid}");
+            let id = sandbox_id(&uid);
+            let (handle, control) = SandboxHandle::new(Some(id), SandboxState::Running);
+            tokio::spawn(async move {
+                while find_step(&uid).await.is_ok_and(|step| step.is_some()) {
+                    tokio::select! {
+                        () = tokio::time::sleep(Duration::from_millis(500)) => {}
+                        () = control.kill_requested() => {
+                            let killed = Command::new("scancel").args(["-s", "KILL", &step]).status();
+                            killed.await.unwrap();
+                        }
+                    }
+                }
+                println!("found step ended");
+                let end = SandboxEnd::Exited("unknown".to_owned());
+                control.set_state(SandboxState::Ended(end));
+            });
+            Ok(Some(handle))
+        }
+        .boxed()
     }
 
-    fn adopt(&self, _: &SandboxId) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
-        futures::future::ready(Ok(None)).boxed()
+    fn adopt(&self, id: &SandboxId) -> BoxFuture<'_, std::io::Result<Option<SandboxHandle>>> {
+        let uid = id.as_str().strip_prefix(ID_PREFIX).unwrap().to_owned();
+        async move { self.find(&uid).await }.boxed()
     }
 
     fn records(&self) -> Arc<dyn PodRecords> {

@@ -30,7 +30,7 @@ fn pod_runs_on_another_host_than_its_kubelet() {
     cluster.create_objects(&[
         pod(
             "serving",
-            "trap exit TERM; echo started; while true; do sleep 0.1; done",
+            "trap 'exit 0' TERM; echo started; while true; do sleep 0.1; done",
         ),
         pod("failing", "exit 7"),
     ]);
@@ -49,17 +49,52 @@ fn pod_runs_on_another_host_than_its_kubelet() {
         text.contains("log: started") && text.contains("exec: by exec on serving")
     });
 
-    cluster.shell("kubectl delete pod serving failing --wait");
-    wait_until(30, "end of both steps", || {
-        output(&mut cluster)
-            .matches("step ended: exit status: 0")
-            .count()
-            == 2
+    // The step of a pod that has ended ends with its exit code.
+    wait_until(30, "end of the step of the failed pod", || {
+        output(&mut cluster).contains("step ended: exit status: 7")
     });
+
+    // The pod outlives its kubelet, and the next kubelet adopts it.
+    let container = container_status(&serving, "c")["containerID"].clone();
+    cluster.shell("pkill -KILL -x remote-kubelet; until [ -e ~/remote.code ]; do sleep 0.1; done; rm ~/remote.code");
+    cluster
+        .shell("(~/remote-kubelet remote node2 > ~/remote.2.out 2>&1; echo $? > ~/remote.code) &");
+    let second = |cluster: &mut TestCluster| cluster.shell("cat ~/remote.2.out");
+    wait_until(30, "adoption of the pod", || {
+        let text = second(&mut cluster);
+        text.contains("found: ") && text.contains("exec: by exec on serving")
+    });
+    let adopted = cluster.pod("serving");
+    assert_eq!(container_status(&adopted, "c")["containerID"], container);
+    assert_eq!(container_status(&adopted, "c")["restartCount"], 0);
+    cluster.shell("kubectl delete pod failing --wait");
+
+    // SIGTERM, as at the time limit of a job, ends the pod within its grace period.
+    let uid = adopted["metadata"]["uid"].as_str().unwrap().to_owned();
+    let step = format!("squeue --steps -h -o '%i %j' | grep {uid} | cut -d' ' -f1");
+    cluster.shell(&format!("scancel --signal=TERM $({step})"));
+    let ended = cluster.wait_for_phase("serving", "Failed");
+    assert_eq!(ended["status"]["reason"], "Terminated", "{ended}");
+    let message = &ended["status"]["message"];
+    assert_eq!(message, "Slurm ended the job of the pod", "{ended}");
+    assert_eq!(
+        container_status(&ended, "c")["state"]["terminated"]["exitCode"],
+        0
+    );
+    wait_until(30, "end of the step", || {
+        second(&mut cluster).contains("found step ended")
+    });
+    cluster.shell("kubectl delete pod serving --wait");
     cluster.shell("pkill -TERM -x remote-kubelet; until [ -e ~/remote.code ]; do sleep 0.1; done");
     assert_eq!(cluster.shell("cat ~/remote.code").trim(), "0");
     cluster.exit(0);
-    for name in ["remote-kubelet", "remote.out", "remote.code"] {
+    for name in [
+        "remote-kubelet",
+        "remote-kubelet.state",
+        "remote.out",
+        "remote.2.out",
+        "remote.code",
+    ] {
         lab.remove(name);
     }
     lab.assert_nothing_left();

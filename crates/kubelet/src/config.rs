@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::{LauncherKind, NodeKey};
@@ -26,10 +26,9 @@ pub struct NodeConfig {
     pub annotations: BTreeMap<String, String>,
     /// The version to report, within the version skew that the API server allows, such as `v1.37.1+coracle-0.1.0`.
     pub kubelet_version: String,
-    /// A directory on the file system for pods, which is measured, and checked for disk pressure.
-    pub scratch_dir: PathBuf,
-    /// The directory of `local` persistent volumes, which the Node announces to the provisioner.
-    pub local_volumes_dir: PathBuf,
+    /// The directories of pods on this machine. `None` if sandboxes run on other machines: then the kubelet's own machine is neither
+    /// measured nor checked for pressure.
+    pub host_dirs: Option<HostDirs>,
     /// The key for sandbox credentials. It outlives the agent, so that the next agent accepts the same credentials.
     pub node_key: NodeKey,
     /// The launcher of pods without an annotation.
@@ -45,6 +44,21 @@ pub struct NodeConfig {
     /// Selects the processes that count as the node's in its statistics. With `None` only the agent's guard, the agent and
     /// their descendants count.
     pub processes: Option<NodeProcesses>,
+}
+
+/// The directories for pods on the kubelet's machine.
+#[derive(Clone, Debug)]
+pub struct HostDirs {
+    /// A directory on the file system for pods, which is measured, and checked for disk pressure.
+    pub scratch: PathBuf,
+    /// The directory of `local` persistent volumes, which the Node announces to the provisioner.
+    pub local_volumes: PathBuf,
+}
+
+impl NodeConfig {
+    pub(crate) fn scratch_dir(&self) -> Option<&Path> {
+        self.host_dirs.as_ref().map(|dirs| dirs.scratch.as_path())
+    }
 }
 
 /// Selects the processes that belong to a node.

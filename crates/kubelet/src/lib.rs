@@ -50,7 +50,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 pub use api_call::ApiCallError;
-pub use config::{NodeCapacity, NodeConfig, NodeProcesses};
+pub use config::{HostDirs, NodeCapacity, NodeConfig, NodeProcesses};
 pub use error::KubeletError;
 pub use node::{Pressures, SystemInfo, node_object};
 pub use pods::{
@@ -103,7 +103,7 @@ pub async fn run(
         node_object(
             &config,
             &system,
-            Pressures::read(&config.scratch_dir),
+            Pressures::read(config.scratch_dir()),
             Timestamp::now(),
         )
     };

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol; both sides must use the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The first line of a connection, from the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -188,6 +188,14 @@ pub struct HostFacts {
     pub host_ips: Vec<IpAddr>,
     /// When the sandbox started, by the machine's clock.
     pub started_at: Option<Timestamp>,
+    /// How root file systems are made from layers, such as `overlay`.
+    pub snapshotter: String,
+    /// Control groups enforce the limits of containers. Without them, only the job's limits apply.
+    pub has_cgroups: bool,
+    /// The limit of open files of a container.
+    pub open_files: u64,
+    /// The limit of processes of a container, if there is one.
+    pub processes: Option<u64>,
 }
 
 /// An Event to record for the pod.

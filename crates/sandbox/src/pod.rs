@@ -14,7 +14,7 @@ use pod_protocol::usage::PodUsage;
 use pod_protocol::{AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop};
 use rustix::process::Pid;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::lifecycle::checkpoint::Checkpoint;
 use crate::lifecycle::eviction;
@@ -27,6 +27,8 @@ use crate::runtime::{LinuxRuntime, PodDirs, Snapshotter};
 const LOG_READERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Polling interval for open log streams.
 const LOG_READERS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The API server's default of `terminationGracePeriodSeconds`.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
 /// Retry interval of updates and checkpoints that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -56,11 +58,7 @@ enum Stage<S> {
     /// No bundle has been received.
     Pending(Box<PendingPod<S>>),
     /// The pod has started.
-    Running(
-        LifecycleHandle,
-        mpsc::UnboundedSender<Bundle>,
-        PodRuntime<S>,
-    ),
+    Running(LifecycleHandle, watch::Sender<Bundle>, PodRuntime<S>),
     /// The pod failed to start.
     Failed,
 }
@@ -83,8 +81,19 @@ pub struct PodEnvironment<S> {
     pub inner_socket: OwnedFd,
     /// Makes root file systems from layers.
     pub snapshotter: Snapshotter,
+    /// The limits of each container.
+    pub limits: ContainerLimits,
     /// The sandbox is a step, whose resources other pods may wait for.
     pub is_step: bool,
+}
+
+/// The limits that the machine sets to each container.
+#[derive(Clone, Copy, Debug)]
+pub struct ContainerLimits {
+    /// Open files.
+    pub open_files: u64,
+    /// Processes; `None` if they are not limited.
+    pub processes: Option<u64>,
 }
 
 impl<S: NodeServices> SandboxPod<S> {
@@ -93,6 +102,10 @@ impl<S: NodeServices> SandboxPod<S> {
         let host = HostFacts {
             host_ips: environment.services.host_ips(),
             started_at: Some(Timestamp::now()),
+            snapshotter: environment.snapshotter.to_string(),
+            has_cgroups: environment.dirs.cgroup.is_some(),
+            open_files: environment.limits.open_files,
+            processes: environment.limits.processes,
         };
         let dirs = &environment.dirs;
         Self {
@@ -135,6 +148,23 @@ impl<S: NodeServices> SandboxPod<S> {
         self.checkpoint.freeze();
     }
 
+    /// Ends the pod within its grace period, because Slurm ends it, and waits until no container runs.
+    pub async fn terminate(&self, failure: Problem) {
+        let (lifecycle, grace_seconds) = match &*self.stage.borrow() {
+            Stage::Running(lifecycle, bundle, _) => {
+                let spec = bundle.borrow().pod.spec.clone().unwrap_or_default();
+                let grace = spec.termination_grace_period_seconds;
+                (lifecycle.clone(), grace.unwrap_or(DEFAULT_GRACE_SECONDS))
+            }
+            Stage::Pending(_) | Stage::Failed => return,
+        };
+        lifecycle.stop(Stop {
+            grace_seconds,
+            failure: Some(failure),
+        });
+        lifecycle.finished().await;
+    }
+
     /// Kills the containers that still run, and waits for them.
     pub async fn end(&self) {
         let lifecycle = match &*self.stage.borrow() {
@@ -170,7 +200,7 @@ impl<S: NodeServices> SandboxPod<S> {
         )?;
         let runtime = Rc::new(runtime);
         let _ = self.runtime.set(runtime.clone());
-        let lifecycle = lifecycle::start(runtime.clone(), bundle);
+        let lifecycle = lifecycle::start(runtime.clone(), bundle.clone());
         if let Some(stop) = stop {
             lifecycle.stop(stop);
         }
@@ -191,8 +221,8 @@ impl<S: NodeServices> SandboxPod<S> {
         tokio::task::spawn_local(checkpoints);
         tokio::task::spawn_local(exit_after_inner_died(runtime.clone()));
         tokio::task::spawn_local(exit_after_network_lost(runtime.clone(), lifecycle.clone()));
-        let (bundles, received) = mpsc::unbounded_channel();
-        tokio::task::spawn_local(apply_bundles(received, runtime.clone(), lifecycle.clone()));
+        let (bundles, newest) = watch::channel(bundle);
+        tokio::task::spawn_local(apply_bundles(newest, runtime.clone(), lifecycle.clone()));
         Ok(Stage::Running(lifecycle, bundles, runtime))
     }
 }
@@ -238,26 +268,28 @@ async fn exit_after_network_lost<S: NodeServices>(
     }
 }
 
-/// Applies bundles in order: updating volumes takes a while, and the newest bundle must win.
+/// Applies each bundle that is the newest when the one before is applied: updating volumes takes a while.
 async fn apply_bundles<S: NodeServices>(
-    mut received: mpsc::UnboundedReceiver<Bundle>,
+    mut newest: watch::Receiver<Bundle>,
     runtime: PodRuntime<S>,
     lifecycle: LifecycleHandle,
 ) {
-    let mut retry = None;
+    let mut is_complete = true;
     loop {
-        let next = received.recv();
-        let next = match retry.take() {
-            None => next.await,
-            Some(same) => {
-                let next = tokio::time::timeout(RETRY_INTERVAL, next).await;
-                next.unwrap_or(Some(same))
+        let changed = match is_complete {
+            true => newest.changed().await,
+            false => {
+                let changed = tokio::time::timeout(RETRY_INTERVAL, newest.changed()).await;
+                changed.unwrap_or(Ok(()))
             }
         };
-        let Some(bundle) = next else { return };
-        let (applied, is_complete) = runtime.put_bundle(bundle.clone()).await;
+        if changed.is_err() {
+            return;
+        }
+        let bundle = newest.borrow_and_update().clone();
+        let applied;
+        (applied, is_complete) = runtime.put_bundle(bundle).await;
         lifecycle.put_bundle(applied);
-        retry = (!is_complete).then_some(bundle);
     }
 }
 
@@ -294,12 +326,14 @@ impl<S: NodeServices> SandboxService for SandboxPod<S> {
         let stage = match stage {
             Stage::Pending(pending) => self.start(*pending, bundle).unwrap_or_else(|error| {
                 tracing::error!(%error, "cannot start the pod");
+                // Those of an earlier sandbox of this pod.
+                self.keeps_logs.set(true);
                 self.dismissed.notify_one();
                 Stage::Failed
             }),
             running @ Stage::Running(..) => {
                 if let Stage::Running(_, bundles, _) = &running {
-                    let _ = bundles.send(bundle);
+                    bundles.send_replace(bundle);
                 }
                 running
             }

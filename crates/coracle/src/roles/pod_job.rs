@@ -1,16 +1,20 @@
 //! `coracle internal pod-job`: runs the sandbox of one pod on a machine that has no agent.
 //!
 //! It does for one pod what an agent does for its node: it finds out what this machine offers, starts a hub, and starts the sandbox,
-//! which connects to a kubelet on another machine. It ends with the sandbox and removes everything.
+//! which connects to a kubelet on another machine. It ends with the sandbox, removes everything, and exits with the pod's exit code.
+//! SIGTERM, which Slurm sends before it kills a job, ends the pod within its grace period.
 
 use std::io::BufRead;
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use kubelet::{LaunchRequest, Launcher, LauncherKind, PodResources, SandboxEnd};
+use kubelet::{LaunchRequest, LauncherKind, PodResources};
+use pod_protocol::SandboxId;
 use pod_protocol::connection::KubeletEndpoint;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -30,6 +34,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct PodJobConfig {
     /// The pod's uid.
     pub uid: String,
+    /// The sandbox's id, by which the launcher of this job knows it.
+    pub id: SandboxId,
     /// The pod shares the host's pid namespace.
     pub host_pid: bool,
     /// Where the sandbox connects to its kubelet.
@@ -94,9 +100,10 @@ async fn run(
         job: 0,
         node: node_dir::hostname(),
         open_files: linux::descriptors::raise_limit(None)?,
+        job_sandbox: Some(config.id),
         node_dir,
     };
-    let mut sandbox = launcher.launch(LaunchRequest {
+    let request = LaunchRequest {
         uid: config.uid,
         namespace: String::new(),
         name: String::new(),
@@ -104,23 +111,30 @@ async fn run(
         launcher: LauncherKind::Fork,
         resources: PodResources::default(),
         token: config.token,
-    });
-    let supervise = async {
-        hub.supervise().await;
-        std::future::pending::<SandboxEnd>().await
     };
-    let killed = async {
-        terminated.recv().await;
-        SandboxEnd::Exited("terminated".to_owned())
+    let mut sandbox = launcher
+        .fork(&request)
+        .await
+        .context("cannot start the sandbox")?;
+    let pid = sandbox
+        .id()
+        .and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let exited = async {
+        loop {
+            tokio::select! {
+                status = sandbox.wait() => break status,
+                _ = terminated.recv() => {
+                    // A child that was not waited for keeps its pid.
+                    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+                }
+            }
+        }
     };
-    let end = tokio::select! {
-        end = sandbox.ended() => end,
-        end = killed => end,
-        end = supervise => end,
+    let status = tokio::select! {
+        status = exited => status?,
+        () = hub.supervise() => anyhow::bail!("the hub is not supervised any more"),
     };
     hub.shut_down().await;
-    match end {
-        SandboxEnd::Exited(_) => Ok(ExitCode::SUCCESS),
-        SandboxEnd::NotStarted(reason) => anyhow::bail!(reason),
-    }
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    Ok(crate::exit::code(code.unwrap_or(1)))
 }

@@ -57,9 +57,12 @@ pub fn node_object(
     ]);
     // As with upstream's --node-labels, configured labels override detected ones.
     labels.extend(config.labels.clone());
-    let scratch = &config.local_volumes_dir;
-    let mut annotations =
-        BTreeMap::from([(SCRATCH_ANNOTATION.to_owned(), scratch.display().to_string())]);
+    let mut annotations: BTreeMap<_, _> = (config.host_dirs.iter())
+        .map(|dirs| {
+            let volumes = dirs.local_volumes.display().to_string();
+            (SCRATCH_ANNOTATION.to_owned(), volumes)
+        })
+        .collect();
     annotations.extend(config.annotations.clone());
 
     Node {
@@ -221,6 +224,7 @@ pub(crate) mod tests {
     use k8s_openapi::api::core::v1::NodeCondition;
 
     use super::*;
+    use crate::HostDirs;
 
     pub(crate) fn config() -> NodeConfig {
         NodeConfig {
@@ -241,8 +245,10 @@ pub(crate) mod tests {
                 "10.0.0.1:4789".to_owned(),
             )]),
             kubelet_version: "v1.37.1+coracle-0.1.0".to_owned(),
-            scratch_dir: "/tmp".into(),
-            local_volumes_dir: "/tmp/node/local".into(),
+            host_dirs: Some(HostDirs {
+                scratch: "/tmp".into(),
+                local_volumes: "/tmp/node/local".into(),
+            }),
             node_key: crate::NodeKey([0; 32]),
             launcher: Default::default(),
             pod_cidrs: vec!["100.64.3.0/24".to_owned()],

@@ -41,8 +41,11 @@ pub(crate) struct Shortage {
     pub available: u64,
 }
 
-/// The current shortages, memory first.
-pub(crate) fn shortages(scratch_dir: &Path) -> Vec<Shortage> {
+/// The current shortages, memory first; none without a directory, because then sandboxes run on other machines.
+pub(crate) fn shortages(scratch_dir: Option<&Path>) -> Vec<Shortage> {
+    let Some(scratch_dir) = scratch_dir else {
+        return vec![];
+    };
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory = available_memory(&meminfo)
         .filter(|&available| available < MIN_MEMORY)
@@ -66,8 +69,12 @@ pub(crate) fn shortages(scratch_dir: &Path) -> Vec<Shortage> {
 }
 
 impl Pressures {
-    /// Measures this machine. A value that cannot be read counts as no pressure.
-    pub fn read(scratch_dir: &Path) -> Self {
+    /// Measures this machine. A value that cannot be read counts as no pressure. Without a directory there is none, because then
+    /// sandboxes run on other machines.
+    pub fn read(scratch_dir: Option<&Path>) -> Self {
+        let Some(scratch_dir) = scratch_dir else {
+            return Self::default();
+        };
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let disk = rustix::fs::statvfs(scratch_dir).ok();
         Self {
@@ -157,6 +164,7 @@ mod tests {
 
     #[test]
     fn unreadable_value_is_no_pressure() {
-        assert!(!Pressures::read(Path::new("/no/such/directory")).disk);
+        assert!(!Pressures::read(Some(Path::new("/no/such/directory"))).disk);
+        assert_eq!(Pressures::read(None), Pressures::default());
     }
 }

@@ -47,7 +47,7 @@ pub(crate) async fn sync_node_status(
     let mut retry_backoff = ExponentialBackoff::up_to(MAX_RETRY_DELAY);
     let mut retry_at: Option<Instant> = None;
     let mut reported_at = Instant::now();
-    let mut pressures = Pressures::read(&config.scratch_dir);
+    let mut pressures = Pressures::read(config.scratch_dir());
     // The API server's conditions; `None` if the Node is deleted or not read yet.
     let mut server: Option<Vec<NodeCondition>> = None;
     let own = resources(&config.capacity);
@@ -56,7 +56,7 @@ pub(crate) async fn sync_node_status(
 
     loop {
         tokio::select! {
-            _ = measure.tick() => pressures = Pressures::read(&config.scratch_dir),
+            _ = measure.tick() => pressures = Pressures::read(config.scratch_dir()),
             () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => retry_at = None,
             event = events.try_next() => match event {
                 Ok(Some(node)) => {

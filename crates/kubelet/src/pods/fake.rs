@@ -34,7 +34,7 @@ use super::{
 };
 use crate::events::EventRecorder;
 use crate::resolve::Resolver;
-use crate::{NodeCapacity, NodeConfig};
+use crate::{HostDirs, NodeCapacity, NodeConfig};
 
 /// The state of the fake API server, and the requests that it got.
 pub(super) struct FakeApiServer {
@@ -348,8 +348,10 @@ fn config() -> NodeConfig {
         labels: Default::default(),
         annotations: Default::default(),
         kubelet_version: String::new(),
-        scratch_dir: "/tmp".into(),
-        local_volumes_dir: "/tmp/local".into(),
+        host_dirs: Some(HostDirs {
+            scratch: "/tmp".into(),
+            local_volumes: "/tmp/local".into(),
+        }),
         node_key: NodeKey([1; 32]),
         launcher: Default::default(),
         pod_cidrs: vec![],
@@ -562,6 +564,10 @@ pub(super) fn host() -> HostFacts {
     HostFacts {
         host_ips: vec!["10.0.0.1".parse().unwrap()],
         started_at: Some("2026-01-01T00:00:00Z".parse().unwrap()),
+        snapshotter: "overlay".to_owned(),
+        has_cgroups: false,
+        open_files: 1024,
+        processes: None,
     }
 }
 

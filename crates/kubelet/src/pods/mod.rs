@@ -200,7 +200,7 @@ impl Shared {
             labels: labels.unwrap_or(&self.config.labels),
             taints: taints.unwrap_or_default(),
             capacity: &self.config.capacity,
-            pressures: Pressures::read(&self.config.scratch_dir),
+            pressures: Pressures::read(self.config.scratch_dir()),
             others,
         }
     }

@@ -46,7 +46,9 @@ pub(super) async fn serve(
                     handshakes.spawn(async move {
                         tokio::select! {
                             sandbox = handshake(stream, &authenticator) => {
-                                sandbox.map(|sandbox| connected.send(sandbox));
+                                if let Some(sandbox) = sandbox {
+                                    let _ = connected.send(sandbox);
+                                }
                             }
                             () = slot.evicted() => {}
                             () = tokio::time::sleep(AUTHENTICATION_TIMEOUT) => {}

@@ -129,6 +129,9 @@ impl NodeStatsCollector {
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
+        // Without one, pods run on other machines.
+        let scratch = config.scratch_dir();
+        let fs = scratch.and_then(|scratch| file_system(scratch, now));
         NodeStats {
             node_name: config.name.clone(),
             system_containers: [kubelet(now, rates), Some(pods_sum)]
@@ -142,13 +145,13 @@ impl NodeStatsCollector {
                 self.started,
                 rates,
             ),
-            network: network(now),
-            fs: file_system(&config.scratch_dir, now),
-            runtime: file_system(&config.scratch_dir, now).map(|fs| RuntimeStats {
+            network: scratch.and_then(|_| network(now)),
+            fs,
+            runtime: fs.map(|fs| RuntimeStats {
                 image_fs: fs,
                 container_fs: fs,
             }),
-            rlimit: rlimit(now),
+            rlimit: scratch.and_then(|_| rlimit(now)),
         }
     }
 

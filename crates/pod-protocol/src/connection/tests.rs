@@ -403,7 +403,7 @@ async fn invalid_http2_ends_the_connection() {
         let mut sent = Vec::new();
         // The unread input makes it a reset.
         let _ = ours.read_to_end(&mut sent).await;
-        assert!(sent.starts_with(b"{\"version\":2"));
+        assert!(sent.starts_with(b"{\"version\":3"));
     })
     .await;
 }

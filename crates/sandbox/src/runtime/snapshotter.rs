@@ -30,6 +30,16 @@ pub enum Snapshotter {
     Copy,
 }
 
+impl std::fmt::Display for Snapshotter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Overlay => "overlay",
+            Self::FuseOverlayfs(_) => "fuse-overlayfs",
+            Self::Copy => "copy",
+        })
+    }
+}
+
 /// A mount of fuse-overlayfs.
 pub struct FuseMount {
     mount_point: PathBuf,

@@ -13,7 +13,9 @@ use cluster::enrolment::{
     LeaderMessage, NodeIdentity, NodeTaken, SavedIdentity, enrol, is_leader_gone, is_retryable,
 };
 use control_plane::pki::{KUBELET_CLIENT, TlsIdentity};
-use kubelet::{Kubelet, LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager};
+use kubelet::{
+    HostDirs, Kubelet, LauncherKind, NodeCapacity, NodeConfig, NodeProcesses, PodManager,
+};
 use kubelet_api::{AccessPolicy, ServerIdentity};
 use pod_protocol::connection::{KubeletEndpoint, TransportListener};
 use tokio::net::TcpListener;
@@ -498,6 +500,7 @@ fn node_launcher(
         images: Arc::default(),
         snapshotter: Arc::default(),
         host_ips: one_per_family(&config.internal_ips),
+        job_sandbox: None,
         job: identity.response.job.0,
         node: config.name.clone(),
         open_files: linux::descriptors::raise_limit(None)?,
@@ -545,8 +548,10 @@ fn node_config(
             "{}+coracle-{}",
             response.kubernetes_version, COMPATIBLE_VERSION
         ),
-        scratch_dir,
-        local_volumes_dir: node_dir::local_volumes(&node_dir.dir),
+        host_dirs: Some(HostDirs {
+            scratch: scratch_dir,
+            local_volumes: node_dir::local_volumes(&node_dir.dir),
+        }),
         node_key: node_dir.key.clone(),
         launcher: match response.pods_as_steps {
             true => LauncherKind::Step,

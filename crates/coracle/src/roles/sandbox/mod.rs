@@ -28,15 +28,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use linux::clone::{CloneResult, NewNamespaces};
+use linux::signal::BlockedSignals;
 use network::hub::HubNamespaces;
 use pod_protocol::connection::{KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected};
-use pod_protocol::{PodState, SandboxCredential, SandboxHello, SandboxId, VERSION};
+use pod_protocol::{PodState, Problem, SandboxCredential, SandboxHello, SandboxId, VERSION};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::lifecycle::checkpoint;
-use sandbox::pod::{PodEnvironment, SandboxPod};
+use sandbox::pod::{ContainerLimits, PodEnvironment, SandboxPod};
 use sandbox::runtime::{PodDirs, Snapshotter};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 use self::node_services::LocalNodeServices;
 use self::puller::ImagePuller;
@@ -51,6 +53,10 @@ pub const AGENT_TIMEOUT: Duration = Duration::from_secs(45);
 const LOGS_DIR: &str = "logs";
 /// Time-out of killing processes. A process that exceeds it is blocked in uninterruptible I/O.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time that the kubelet has to receive the last state of a pod whose job ends.
+const LAST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
+/// `status.message` of such a pod.
+const JOB_ENDED: &str = "Slurm ended the job of the pod";
 /// Size of the tmpfs for secrets, config maps and other memory-backed volumes.
 const TMPFS_BYTES: u64 = 1 << 30;
 
@@ -64,6 +70,9 @@ pub const FAILED_PREFIX: &str = "coracle-sandbox failed: ";
 pub struct SandboxConfig {
     /// The pod's uid.
     pub uid: String,
+    /// The id that the launcher of a job has chosen for the sandbox, if it runs in a job of its own: then SIGTERM, which Slurm sends
+    /// before it kills a job, ends the pod within its grace period.
+    pub job_sandbox: Option<SandboxId>,
     /// Where the sandbox connects to its kubelet.
     pub kubelet: KubeletEndpoint,
     /// Authenticates the sandbox's first connection to the kubelet.
@@ -112,7 +121,7 @@ pub fn sandbox_id(uid: &str, pid: i32) -> SandboxId {
 /// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the sandbox ends on the agent's request instead.
-    let _blocked = crate::guard::block_job_signals()?;
+    let blocked = crate::guard::block_job_signals()?;
     let mut config = read_config()?;
     linux::descriptors::raise_limit(Some(config.open_files))?;
     if let Some(limit) = config.process_limit {
@@ -135,7 +144,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
         local
             .run_until(async {
                 tokio::select! {
-                    result = run_pod(config, pod_dirs, processes) => result,
+                    result = run_pod(config, pod_dirs, processes, blocked) => result,
                     never = namespaces.serve(&pod_dir) => match never {},
                 }
             })
@@ -275,11 +284,15 @@ async fn run_pod(
     config: SandboxConfig,
     pod_dirs: PodDirs,
     processes: SandboxProcesses,
+    signals: BlockedSignals,
 ) -> anyhow::Result<ExitCode> {
     let mut hello = SandboxHello {
         version: VERSION,
         uid: config.uid.clone(),
-        id: sandbox_id(&config.uid, std::process::id().cast_signed()),
+        id: match &config.job_sandbox {
+            Some(id) => id.clone(),
+            None => sandbox_id(&config.uid, std::process::id().cast_signed()),
+        },
         credential: SandboxCredential::LaunchToken(config.token.clone()),
     };
     let kubelet = config.kubelet.clone();
@@ -292,8 +305,24 @@ async fn run_pod(
         inner: processes.inner,
         inner_socket: processes.inner_socket,
         snapshotter: config.snapshotter,
+        limits: ContainerLimits {
+            open_files: config.open_files,
+            processes: config.process_limit,
+        },
         is_step: config.is_step,
     }));
+    if config.job_sandbox.is_some() {
+        let pod = Rc::clone(&pod);
+        let terminated = termination_signal(signals)?;
+        tokio::task::spawn_local(async move {
+            if terminated.await.is_ok() {
+                pod.terminate(Problem::new("Terminated", JOB_ENDED)).await;
+                // The kubelet dismisses the sandbox when it has received the pod's last state.
+                tokio::time::sleep(LAST_STATE_TIMEOUT).await;
+                pod.dismiss();
+            }
+        });
+    }
     let end = loop {
         let dismissed = pod.dismissed();
         let end = stay_connected(&kubelet, &mut hello, pod.clone(), AGENT_TIMEOUT, dismissed).await;
@@ -327,6 +356,20 @@ async fn run_pod(
         tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
     }
     Ok(code)
+}
+
+/// Waits for SIGTERM on a thread, because it is blocked in all threads.
+fn termination_signal(signals: BlockedSignals) -> std::io::Result<oneshot::Receiver<()>> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::Builder::new().spawn(move || {
+        while let Ok(received) = signals.wait() {
+            if received.signal == Signal::TERM {
+                let _ = sender.send(());
+                return;
+            }
+        }
+    })?;
+    Ok(receiver)
 }
 
 /// Removes the pod's data on disk, except for its logs and its checkpoint.

@@ -30,7 +30,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut full_disk_checks = 0;
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
-        let shortages = shortages(&shared.config.scratch_dir);
+        let shortages = shortages(shared.config.scratch_dir());
         let disk = shortages
             .iter()
             .any(|shortage| shortage.resource == EvictionResource::Disk);

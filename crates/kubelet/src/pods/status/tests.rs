@@ -142,6 +142,7 @@ fn generated(pod: &Pod, state: Option<&PodState>, previous: &PodStatus) -> PodSt
         host: HostFacts {
             host_ips: vec!["10.0.0.1".parse().unwrap()],
             started_at: Some(now()),
+            ..HostFacts::default()
         },
         ..state
     });

@@ -104,6 +104,9 @@ impl Worker {
             let (reason, message) = (&problem.reason, &problem.message);
             self.shared.recorder.warning(&self.pod, reason, message);
         }
+        if self.state.as_ref().map(|state| &state.host) != Some(&state.host) {
+            tracing::debug!(pod = full_name(&self.pod), host = ?state.host, "sandbox reported its host");
+        }
         self.bundle_sent.get_or_insert_with(|| has_started(&state));
         self.state = Some(state);
     }

@@ -25,6 +25,7 @@ use pod_protocol::SandboxId;
 use pod_protocol::connection::KubeletEndpoint;
 use rustix::io::Errno;
 use sandbox::runtime::Snapshotter;
+use tokio::process::Child;
 use tokio::sync::OnceCell;
 
 use self::process::SandboxProcess;
@@ -65,6 +66,8 @@ pub struct NodeLauncher {
     pub node: String,
     /// The job's limit on open files. The agent has raised its own.
     pub open_files: u64,
+    /// The sandbox's id, if this is the launcher of a pod-job.
+    pub job_sandbox: Option<SandboxId>,
 }
 
 impl Launcher for NodeLauncher {
@@ -197,11 +200,17 @@ impl NodeLauncher {
         chosen.await.cloned()
     }
 
+    /// Starts a sandbox as a child process.
+    pub async fn fork(&self, request: &LaunchRequest) -> anyhow::Result<Child> {
+        fork::start(self, request).await
+    }
+
     /// The sandbox's configuration as one line of JSON. Waits until the node's hub is ready.
     async fn config_line(&self, launch: &LaunchRequest) -> anyhow::Result<String> {
         self.hub.ensure_running().await?;
         let config = SandboxConfig {
             uid: launch.uid.clone(),
+            job_sandbox: self.job_sandbox.clone(),
             kubelet: self.kubelet.clone(),
             token: launch.token.clone(),
             host_ips: self.host_ips.clone(),
