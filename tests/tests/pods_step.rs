@@ -400,8 +400,15 @@ fn rejected_step_is_reported_at_its_pod() {
         cluster.wait_for(name, "condition=Ready");
     }
     cluster.create(&lab, &pod("waiting", STEP, "cpu: 100m", TICKS));
-    cluster.wait_for_event("waiting", "FailedCreatePodSandBox Failed to create pod sandbox: cannot start the sandbox: Slurm refused: Unable to create step for job");
+    cluster.wait_for_event(
+        "waiting",
+        "Normal Queued waiting for resources: Slurm refused: Unable to create step for job",
+    );
     cluster.wait_for_event("waiting", "Requested nodes are busy");
+    // A pod that waits can be deleted.
+    cluster.create(&lab, &pod("unwanted", STEP, "cpu: 100m", TICKS));
+    cluster.wait_for_event("unwanted", "Queued waiting for resources");
+    cluster.shell("kubectl delete pod unwanted --timeout=20s");
     assert_eq!(cluster.pod("waiting")["status"]["phase"], "Pending");
     // Other pods are not affected.
     cluster.create(&lab, &pod("beside", FORK, "cpu: 100m", TICKS));

@@ -146,10 +146,22 @@ impl SlurmError {
     }
 }
 
+impl SlurmError {
+    /// Whether a step waits for resources that other steps of the job hold.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Refused { message } if nodes_are_busy(message))
+    }
+}
+
+fn nodes_are_busy(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    message.contains("requested nodes are busy")
+}
+
 /// The command that lists the valid values. Slurm's message does not name it.
 fn hint_for_refusal(message: &str) -> Option<&'static str> {
     let has = |needle: &str| message.to_ascii_lowercase().contains(needle);
-    if has("requested nodes are busy") {
+    if nodes_are_busy(message) {
         Some(
             "other steps of the job hold the resources (`squeue -s` lists them); a step started with `srun --overlap` holds none",
         )

@@ -30,14 +30,19 @@ use tokio::sync::OnceCell;
 
 use self::process::SandboxProcess;
 use self::records::NodeRecords;
+use self::step::ResourcesBusy;
 use super::hub::NodeHub;
 use super::image_list::ImageList;
+use crate::back_off::ProcessBackOff;
 use crate::node_dir::{self, NodeDir};
 use crate::pod_lock;
 use crate::roles::remove::{self, RemovedDir};
 use crate::roles::sandbox::{SandboxConfig, sandbox_id};
 use crate::snapshotter;
 
+/// Back-off of a step whose resources are in use.
+const QUEUE_BACK_OFF: ProcessBackOff =
+    ProcessBackOff::new(Duration::from_secs(1), Duration::from_secs(10));
 /// Time-out of [`kill_all`].
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -137,13 +142,36 @@ async fn start_and_follow(launcher: NodeLauncher, request: LaunchRequest, contro
             }
             Err(error) => failed(error),
         },
-        LauncherKind::Step => match step::start(&launcher, &request).await {
+        LauncherKind::Step => match start_step(&launcher, &request, &control).await {
             Ok(process) => {
                 running(process.pid());
                 process.follow_until_exit(&control).await;
             }
             Err(error) => failed(error),
         },
+    }
+}
+
+/// Starts a step, as soon as other steps have released its resources.
+async fn start_step(
+    launcher: &NodeLauncher,
+    request: &LaunchRequest,
+    control: &SandboxControl,
+) -> anyhow::Result<SandboxProcess> {
+    let mut back_off = QUEUE_BACK_OFF;
+    loop {
+        let busy = match step::start(launcher, request).await {
+            Err(error) if error.is::<ResourcesBusy>() => error,
+            started => return started,
+        };
+        control.set_state(SandboxState::Queued {
+            reason: format!("{busy:#}"),
+            expected_start: None,
+        });
+        tokio::select! {
+            () = tokio::time::sleep(back_off.next_delay()) => {}
+            () = control.kill_requested() => anyhow::bail!("the pod has ended"),
+        }
     }
 }
 

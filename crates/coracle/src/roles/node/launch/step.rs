@@ -64,6 +64,11 @@ pub async fn start(
     }
 }
 
+/// Other steps of the job hold the pod's resources.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ResourcesBusy(String);
+
 /// A sandbox's report about its start.
 enum StartReport {
     Running(SandboxProcess),
@@ -157,12 +162,16 @@ async fn start_error(mut srun: Child, stderr: JoinHandle<String>) -> anyhow::Res
         .context("srun does not exit")??;
     let stderr = stderr.await.unwrap_or_default();
     let error = slurm::classify("srun", Some(status), &stderr);
-    let hint = error.hint();
+    let (hint, is_busy) = (error.hint(), error.is_busy());
     let error = anyhow::Error::from(error);
-    Ok(match hint {
-        // One line, because the error becomes the message of an Event.
-        Some(hint) => anyhow::anyhow!("{error:#}; {hint}"),
-        None => error,
+    // One line, because the error becomes the message of an Event.
+    let text = match hint {
+        Some(hint) => format!("{error:#}; {hint}"),
+        None => format!("{error:#}"),
+    };
+    Ok(match is_busy {
+        true => ResourcesBusy(text).into(),
+        false => anyhow::Error::msg(text),
     })
 }
 
