@@ -11,6 +11,7 @@
 
 mod back_off;
 mod cgroup;
+mod cleanup;
 mod cli;
 mod commands;
 mod exit;
@@ -18,7 +19,7 @@ mod foreground_srun;
 mod guard;
 mod log;
 mod node_dir;
-mod pod_lock;
+mod process_lock;
 mod roles;
 mod sealed_program;
 mod settings;

@@ -81,7 +81,7 @@ impl Inside {
         })
     }
 
-    /// Serves the hub's processes outside at `socket` until one of them requests the shutdown. Whenever none was connected for
+    /// Serves the hub's processes outside at `socket` until one of them requests the shutdown. Whenever there was no request for
     /// `idle_interval`, calls `is_abandoned`, and returns if it returns true.
     pub fn serve(
         mut self,
@@ -93,7 +93,7 @@ impl Inside {
         let mut connections: Vec<OwnedFd> = Vec::new();
         loop {
             let ready = poll(&listener, &connections, idle_interval)?;
-            if ready.is_empty() && connections.is_empty() && is_abandoned() {
+            if ready.is_empty() && is_abandoned() {
                 return Ok(());
             }
             let mut closed = Vec::new();

@@ -80,12 +80,6 @@ pub async fn run(
     saved.save(&identity)?;
 
     let listener = listen().await.context("cannot open the kubelet's port")?;
-    node_dir.create().with_context(|| {
-        format!(
-            "cannot create the node's directory {}",
-            node_dir.dir.display()
-        )
-    })?;
     let port = listener.local_addr()?.port();
     let config = node_config(&node, &identity, addresses, port, &node_dir)?;
     let hub = node_hub(&identity, &node_dir);
