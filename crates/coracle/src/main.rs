@@ -62,8 +62,8 @@ fn main() -> ExitCode {
             InternalCommand::FreeLayers { dir, low, age } => {
                 free_layers::main(&dir, low, Duration::from_secs(age))
             }
-            InternalCommand::Hub { .. } => hub::main(),
-            InternalCommand::HubInside { .. } => hub_inside::main(),
+            InternalCommand::Hub => hub::main(),
+            InternalCommand::HubInside => hub_inside::main(),
             InternalCommand::Janitor => janitor::main(),
             InternalCommand::Node => node::main(),
             InternalCommand::PodJob => pod_job::main(),

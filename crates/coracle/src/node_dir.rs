@@ -9,9 +9,6 @@ use kubelet::NodeKey;
 use network::hub::HubSockets;
 use sha2::{Digest, Sha256};
 
-/// The variable that marks a node's hub and sandboxes. They carry it as an argument, because the environment of non-dumpable
-/// processes cannot be read.
-pub const NODE_MARK: &str = "CORACLE_NODE";
 /// Prefix of the names of node directories.
 pub const DIR_PREFIX: &str = "coracle-";
 /// A file with the host's name, because several hosts may share the file system.
@@ -24,21 +21,16 @@ pub struct NodeDir {
     pub dir: PathBuf,
     /// The key from which the tokens of sandboxes are derived.
     pub key: NodeKey,
-    /// Value of [`NODE_MARK`]: identifies this node's processes and reveals nothing about the secret.
-    pub mark: String,
 }
 
 impl NodeDir {
     /// Derives everything from the cluster's secret. Other users cannot guess the directory's name and create it first.
     pub fn new(secret: &str, node: &str) -> Self {
-        let derived_text = |purpose: &str| -> String {
-            let bytes = derive(secret, purpose, node).into_iter().take(16);
-            bytes.map(|byte| format!("{byte:02x}")).collect()
-        };
+        let id = derive(secret, "directory", node).into_iter().take(16);
+        let id: String = id.map(|byte| format!("{byte:02x}")).collect();
         Self {
-            dir: scratch_dir().join(format!("{DIR_PREFIX}{}", derived_text("directory"))),
+            dir: scratch_dir().join(format!("{DIR_PREFIX}{id}")),
             key: NodeKey(derive(secret, "key", node)),
-            mark: derived_text("mark"),
         }
     }
 
@@ -62,11 +54,6 @@ impl NodeDir {
             tracing::warn!(dir = %self.dir.display(), %error, "cannot write to the node's directory");
         }
         Ok(())
-    }
-
-    /// The argument that marks the node's processes.
-    pub fn mark_argument(&self) -> String {
-        format!("{NODE_MARK}={}", self.mark)
     }
 }
 

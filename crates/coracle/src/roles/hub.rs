@@ -29,8 +29,6 @@ pub struct HubConfig {
     pub pod_cidr: String,
     /// `RLIMIT_NPROC` of the hub's user namespace, if there is a limit.
     pub process_limit: Option<u64>,
-    /// The argument that marks the processes of the node.
-    pub mark_argument: String,
 }
 
 /// Entry point of the role.
@@ -102,7 +100,6 @@ fn spawn_inside(
     let (ours, theirs) = linux::packet::pair()?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "hub-inside"])
-        .arg(&config.mark_argument)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::piped())
         .spawn()?;

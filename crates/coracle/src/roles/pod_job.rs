@@ -82,8 +82,7 @@ async fn run(
     pods_cgroup: Option<std::path::PathBuf>,
 ) -> anyhow::Result<ExitCode> {
     let mut terminated = signal(SignalKind::terminate())?;
-    let mark = node_dir.mark_argument();
-    let hub = Arc::new(NodeHub::new(&node_dir.dir, &config.pod_cidr, mark));
+    let hub = Arc::new(NodeHub::new(&node_dir.dir, &config.pod_cidr));
     let launcher = NodeLauncher {
         kubelet: config.kubelet,
         hub: Arc::clone(&hub),

@@ -452,12 +452,7 @@ fn server_identity(identity: &NodeIdentity) -> ServerIdentity {
 }
 
 fn node_hub(identity: &NodeIdentity, node_dir: &NodeDir) -> Arc<NodeHub> {
-    let pod_cidr = &identity.response.pod_cidr;
-    Arc::new(NodeHub::new(
-        &node_dir.dir,
-        pod_cidr,
-        node_dir.mark_argument(),
-    ))
+    Arc::new(NodeHub::new(&node_dir.dir, &identity.response.pod_cidr))
 }
 
 fn node_config(
