@@ -115,7 +115,8 @@ impl Lab {
 
 impl Role {
     fn among(self, processes: &[Process]) -> Option<Process> {
-        let has = |process: &Process, args: &str| process.args.contains(args);
+        // With a space, so that one role's name may begin with that of another.
+        let has = |process: &Process, args: &str| format!("{} ", process.args).contains(args);
         let parent = |process: &Process| processes.iter().find(|p| p.pid == process.parent);
         let child_of_same =
             |process: &Process, args: &str| parent(process).is_some_and(|p| has(p, args));

@@ -198,6 +198,33 @@ fn volume(lab: &Lab, cluster: &mut TestCluster, policy: &str) -> String {
     path.as_str().expect("a shared volume").to_owned()
 }
 
+/// The hubs and janitors survive, and no other agent comes.
+#[test]
+fn nodes_are_cleaned_up_without_leader_and_agents() {
+    let lab = Lab::acquire();
+    let cluster = TestCluster::start(&lab);
+    for (node, roles) in [
+        (
+            "node1",
+            &[
+                Role::LeaderGuard,
+                Role::LeaderWorker,
+                Role::AgentGuard,
+                Role::Agent,
+            ][..],
+        ),
+        ("node2", &[Role::AgentGuard, Role::Agent]),
+    ] {
+        let pids = roles.iter().map(|role| lab.find(node, *role).pid);
+        let pids: Vec<_> = pids.map(|pid| pid.to_string()).collect();
+        lab.root(node, &format!("kill -KILL {}", pids.join(" ")));
+    }
+    // The waiting task on node2 ends by itself.
+    let output = cluster.ends_within(60);
+    assert_ne!(output.code, 0, "{output}");
+    lab.assert_nothing_left();
+}
+
 #[test]
 fn cluster_recovers_from_kill_of_another_nodes_processes() {
     let lab = Lab::acquire();

@@ -236,9 +236,9 @@ fn results_survive_kills_of_agent_and_sandboxes() {
         })
     };
     let agent = work.lab.find("node2", Role::Agent);
-    let sandboxes = all.iter().filter(|process| {
-        process.args.contains(" internal sandbox ") && !is_of_steady(process.pid)
-    });
+    let sandboxes = all
+        .iter()
+        .filter(|process| process.args.contains(" internal sandbox") && !is_of_steady(process.pid));
     let mut pids = vec![agent.pid.to_string()];
     pids.extend(sandboxes.map(|sandbox| sandbox.pid.to_string()));
     assert!(pids.len() > COUNT, "{pids:?}");

@@ -1,6 +1,8 @@
 //! Claims and the volumes behind them: provisioning, reclaim policies, expansion, rejections, and access by other users.
 
-use e2e::{Lab, SmallDisk, TestCluster, checking_pod, merged, wait_until};
+use std::time::Duration;
+
+use e2e::{Lab, Role, SmallDisk, TestCluster, checking_pod, merged, wait_until};
 use serde_json::{Value, json};
 
 const ONE: &[&str] = &["srun", "-N1", "coracle", "run"];
@@ -267,4 +269,36 @@ fn assert_inaccessible_to_others(lab: &Lab, dir: &str) {
         assert_ne!(tried.code, 0, "{script}{tried}");
         tried.stderr_has(&["Permission denied"]);
     }
+}
+
+#[test]
+fn local_volume_survives_late_replacement_of_its_agent() {
+    let lab = Lab::acquire();
+    lab.load_busybox();
+    let mut cluster = TestCluster::start(&lab);
+    let on_node2 = json!({"nodeSelector": {"kubernetes.io/hostname": "node2"}});
+    let write = "works sh -c 'echo kept > /data/file'";
+    let read = "is content kept \"$(cat /data/file)\"";
+    cluster.create_objects(&[
+        claim("data", "local", json!({})),
+        using("writer", &["data"], on_node2.clone(), write),
+    ]);
+    cluster.assert_checks_pass(&["writer"]);
+    cluster.shell("kubectl delete pod writer");
+
+    // The leader cannot start another agent for a while, and no pod uses the volume.
+    let leader = lab.find("node1", Role::LeaderWorker);
+    lab.kill("node1", "STOP", &leader);
+    let roles = [Role::AgentGuard, Role::Agent, Role::Hub];
+    let pids = roles.map(|role| lab.find("node2", role).pid.to_string());
+    lab.root("node2", &format!("kill -KILL {}", pids.join(" ")));
+    std::thread::sleep(Duration::from_secs(15));
+    lab.kill("node1", "CONT", &leader);
+    wait_until(30, "both nodes are Ready again", || {
+        cluster.has_ready_nodes(2)
+    });
+    cluster.create_objects(&[using("reader", &["data"], on_node2, read)]);
+    cluster.assert_checks_pass(&["reader"]);
+    cluster.exit(0);
+    lab.assert_nothing_left();
 }

@@ -59,20 +59,14 @@ pub enum InternalCommand {
     /// The sandbox of one pod on a machine without an agent
     PodJob,
     /// The hub of a node, which connects its pods to the network
-    Hub {
-        /// Arguments by which the process is found
-        marks: Vec<String>,
-    },
+    Hub,
     /// The owner of the namespaces of a node's pods
-    HubInside {
-        /// Arguments by which the process is found
-        marks: Vec<String>,
-    },
+    HubInside,
     /// Removes a node's directory if all other processes of the node were killed
     Janitor,
     /// The processes of one pod
     Sandbox {
-        /// Arguments by which the process is found
+        /// Arguments by which the process is counted as part of its job
         marks: Vec<String>,
     },
     /// Removes a directory that containers have written to

@@ -11,6 +11,7 @@
 
 mod back_off;
 mod cgroup;
+mod cleanup;
 mod cli;
 mod commands;
 mod exit;
@@ -18,7 +19,7 @@ mod foreground_srun;
 mod guard;
 mod log;
 mod node_dir;
-mod pod_lock;
+mod process_lock;
 mod roles;
 mod sealed_program;
 mod settings;
@@ -61,8 +62,8 @@ fn main() -> ExitCode {
             InternalCommand::FreeLayers { dir, low, age } => {
                 free_layers::main(&dir, low, Duration::from_secs(age))
             }
-            InternalCommand::Hub { .. } => hub::main(),
-            InternalCommand::HubInside { .. } => hub_inside::main(),
+            InternalCommand::Hub => hub::main(),
+            InternalCommand::HubInside => hub_inside::main(),
             InternalCommand::Janitor => janitor::main(),
             InternalCommand::Node => node::main(),
             InternalCommand::PodJob => pod_job::main(),

@@ -15,7 +15,9 @@ use slurm::{Allocation, JobLocation, Slurm};
 const END_SIGNAL: (Signal, &str) = (Signal::URG, "URG");
 
 /// How often a waiting task checks for an agent on its node, and how long an agent may be missing. The leader replaces an agent
-/// within seconds. After this time-out, the leader and all agents were killed at once, and no signal will come.
+/// within seconds. After this time-out, the leader and all agents were killed at once, and no signal will come. The first agent is looked
+/// for more often: if it were killed before a check has seen it, the task would wait for ever.
+const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -24,9 +26,11 @@ pub fn wait_for_end(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     let blocked = BlockedSignals::new(&[END_SIGNAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
     let job = format!("SLURM_JOB_ID={}", allocation.job_id);
     let mut agent_seen = None;
-    while blocked.wait_timeout(POLL_INTERVAL)?.is_none() {
+    let mut interval = FIRST_POLL_INTERVAL;
+    while blocked.wait_timeout(interval)?.is_none() {
         if linux::process::is_running(&["internal", "node"], &job)? {
             agent_seen = Some(Instant::now());
+            interval = POLL_INTERVAL;
         } else if agent_seen.is_some_and(|seen: Instant| seen.elapsed() > AGENT_TIMEOUT) {
             break;
         }

@@ -66,8 +66,7 @@ impl DriverNode {
         let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(text)?;
         let listener = UnixListener::bind(dir.join("kubelet.sock")).map_err(text)?;
-        let line =
-            json!({"dir": dir, "pod_cidr": "100.64.0.0/24", "mark_argument": "CORACLE_DRIVER=1"});
+        let line = json!({"dir": dir, "pod_cidr": "100.64.0.0/24"});
         let (driver_end, hub_end) = linux::packet::pair().map_err(text)?;
         let mut command = Command::new(PROGRAM);
         command

@@ -158,11 +158,12 @@ fn processes_run(lab: &Lab) -> Result<(), Deviation> {
         let all = lab.processes(node);
         for (args, count) in [
             ("internal node", 2),
-            ("internal hub ", 1),
-            ("internal hub-inside ", 1),
+            ("internal hub", 1),
+            ("internal hub-inside", 1),
         ] {
-            let is_part =
-                |process: &&Process| process.args.contains(args) && !process.args.contains("srun ");
+            let is_part = |process: &&Process| {
+                process.args.ends_with(args) && !process.args.contains("srun ")
+            };
             let parts = all.iter().filter(is_part);
             let parts: Vec<_> = parts.collect();
             if parts.len() != count {

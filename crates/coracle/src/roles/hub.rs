@@ -3,10 +3,12 @@
 //! The agent starts it, and starts it again if it exits. It outlives the agent, and the next agent connects to its socket. It
 //! starts the process inside ([`super::hub_inside`]), which outlives both.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
 use network::hub::{Hub, HubNamespaces};
@@ -15,6 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::guard;
 use crate::node_dir;
+use crate::process_lock;
 
 /// The hub's configuration: one packet on the standard input of each process, which is a socket. The packet also carries
 /// descriptors of the previous hub's namespaces, if there was one.
@@ -26,8 +29,6 @@ pub struct HubConfig {
     pub pod_cidr: String,
     /// `RLIMIT_NPROC` of the hub's user namespace, if there is a limit.
     pub process_limit: Option<u64>,
-    /// The argument that marks the processes of the node.
-    pub mark_argument: String,
 }
 
 /// Entry point of the role.
@@ -35,6 +36,13 @@ pub fn main() -> anyhow::Result<ExitCode> {
     // Slurm may signal every process of a job at once; the hub exits on the agent's request instead.
     let _blocked = guard::block_job_signals()?;
     let (config, previous) = read_config()?;
+    let _lock = match lock(&config.dir) {
+        Ok(lock) => lock,
+        Err(error) => {
+            report(Some(format!("{error:#}")))?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
     crate::block_on(async {
         let spawn = {
             let config = config.clone();
@@ -52,6 +60,14 @@ pub fn main() -> anyhow::Result<ExitCode> {
             Err(_) => Ok(ExitCode::FAILURE),
         }
     })
+}
+
+/// Takes the hub's lock: two agents may find the last hub dead at the same time.
+fn lock(dir: &Path) -> anyhow::Result<File> {
+    let [dir, _] = node_dir::hub_locks(dir);
+    let lock = process_lock::try_acquire(&dir, Duration::ZERO)
+        .with_context(|| format!("cannot lock {}", dir.display()))?;
+    lock.context("another hub of this node is running")
 }
 
 /// Reports on standard output that this process is ready, or why it failed.
@@ -84,7 +100,6 @@ fn spawn_inside(
     let (ours, theirs) = linux::packet::pair()?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "hub-inside"])
-        .arg(&config.mark_argument)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::piped())
         .spawn()?;

@@ -1,30 +1,29 @@
 //! `coracle internal hub-inside`: the hub's process inside the namespaces of the node's pods.
 //!
-//! It is the last process of a node: it outlives the hub's process outside and the agent. If the node has had none of them for a
-//! while and no pod runs, it removes the node's directory and exits.
+//! It outlives the hub's process outside and the agent. If the node has had no agent for a while and no pod runs, it ends the hub.
+//! Then no process holds a lock of the node's directory any more, and the janitor removes it.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use network::hub::Inside;
 
 use super::hub::{read_config, report};
 use super::sandbox::AGENT_TIMEOUT;
+use crate::cleanup;
 use crate::guard;
 use crate::node_dir;
+use crate::process_lock;
 
-/// How often the process checks for an agent while no process outside is connected, and how many checks in a row must fail. With
-/// pods it waits as long as they wait for a new agent. Without pods it waits briefly, because Slurm does not end the job before
-/// this process exits.
+/// How often the process checks for the guard of an agent.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
-const MAX_FAILED_CHECKS_WITH_PODS: u32 = 20;
-const MAX_FAILED_CHECKS: u32 = 2;
-const _: () = assert!(
-    CHECK_INTERVAL.as_secs() * MAX_FAILED_CHECKS_WITH_PODS as u64 > AGENT_TIMEOUT.as_secs(),
-    "pods that wait for an agent keep their network"
-);
+/// How long the process waits for another agent on a node without data of pods. Brief, because Slurm does not end the job before this
+/// process exits. With data, it waits as long as pods do.
+const IDLE_AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the last process inside may still hold the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
@@ -33,73 +32,81 @@ pub fn main() -> anyhow::Result<ExitCode> {
     if let Some(limit) = config.process_limit {
         linux::process_limit::lower(limit)?;
     }
-    let inside = Inside::enter(previous);
-    report(inside.as_ref().err().map(ToString::to_string))?;
-    let Ok(inside) = inside else {
+    let [outside, lock_dir] = node_dir::hub_locks(&config.dir);
+    let locked = process_lock::try_acquire(&lock_dir, LOCK_TIMEOUT);
+    let entered = match &locked {
+        Ok(Some(_)) => Inside::enter(previous).map_err(|error| error.to_string()),
+        Ok(None) => Err("the last process inside has not exited".to_owned()),
+        Err(error) => Err(format!("cannot lock {}: {error}", lock_dir.display())),
+    };
+    report(entered.as_ref().err().cloned())?;
+    let Ok(inside) = entered else {
         return Ok(ExitCode::FAILURE);
     };
-    let mut abandonment = Abandonment::default();
+    let mut unguarded = Unguarded::default();
     let socket = node_dir::hub_sockets(&config.dir).inside;
-    inside.serve(&socket, CHECK_INTERVAL, || abandonment.check(&config.dir))?;
+    inside.serve(&socket, CHECK_INTERVAL, || {
+        let is_abandoned = unguarded.is_abandoned(&config.dir, Instant::now());
+        if is_abandoned {
+            // It would replace this process.
+            process_lock::kill_holder(&outside);
+        }
+        is_abandoned
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Counts the checks in a row that found no agent.
+/// The time since which the node has had no guard of an agent.
 #[derive(Default)]
-struct Abandonment {
-    failed_checks: u32,
-}
+struct Unguarded(Option<Instant>);
 
-impl Abandonment {
-    /// Whether the node has had no agent for a while and no pod runs. If so, removes its directory.
-    fn check(&mut self, dir: &Path) -> bool {
+impl Unguarded {
+    /// Whether the node has had no guard for too long and no pod runs.
+    fn is_abandoned(&mut self, dir: &Path, now: Instant) -> bool {
+        // The guard has no lock if the file system has none, or was full when it started.
         let has_agent = UnixStream::connect(node_dir::kubelet_socket(dir)).is_ok();
-        if has_agent || node_dir::is_guarded(dir) {
-            self.failed_checks = 0;
+        if has_agent || cleanup::is_guarded(dir) {
+            self.0 = None;
             return false;
         }
-        self.failed_checks += 1;
-        let max = match node_dir::has_pods(dir) {
-            false => MAX_FAILED_CHECKS,
-            true => MAX_FAILED_CHECKS_WITH_PODS,
+        let timeout = match cleanup::has_data(dir) {
+            true => AGENT_TIMEOUT,
+            false => IDLE_AGENT_TIMEOUT,
         };
-        if self.failed_checks < max {
-            return false;
-        }
-        self.failed_checks = 0;
-        if let Err(error) = node_dir::ensure_no_pods(dir) {
-            tracing::warn!(dir = %dir.display(), %error, "the node has no agent, but its directory is in use");
-            return false;
-        }
-        if let Err(error) = linux::remove::tree(dir) {
-            tracing::warn!(dir = %dir.display(), %error, "cannot remove the node's directory");
-        }
-        true
+        now - *self.0.get_or_insert(now) >= timeout && !cleanup::has_pods(dir)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node_dir::testing::LockedPod;
+    use crate::cleanup::testing::LockHolder;
 
     #[test]
-    fn directory_is_removed_when_no_pod_runs() {
-        let test = "roles::hub_inside::tests::directory_is_removed_when_no_pod_runs";
-        if LockedPod::is_this_process() {
+    fn node_is_abandoned_without_guard_and_pods() {
+        let test = "roles::hub_inside::tests::node_is_abandoned_without_guard_and_pods";
+        if LockHolder::is_this_process() {
             return;
         }
         let home = tempfile::tempdir().unwrap();
-        let dir = home.path().join("node");
-        let pod = LockedPod::start(test, &dir.join("pods/uid"));
-        let mut abandonment = Abandonment::default();
-        for _ in 0..3 * MAX_FAILED_CHECKS_WITH_PODS {
-            assert!(!abandonment.check(&dir));
+        let dir = home.path();
+        let began = Instant::now();
+        let mut unguarded = Unguarded::default();
+        let guard = LockHolder::start(test, dir);
+        assert!(!unguarded.is_abandoned(dir, began));
+        guard.end();
+        assert!(!unguarded.is_abandoned(dir, began));
+        assert!(unguarded.is_abandoned(dir, began + IDLE_AGENT_TIMEOUT));
+
+        // Volumes that no pod uses at the moment, and logs of pods that have ended, are kept for another agent too.
+        for data in ["local/volume", "pods/uid"] {
+            std::fs::create_dir_all(dir.join(data)).unwrap();
+            assert!(!unguarded.is_abandoned(dir, began + IDLE_AGENT_TIMEOUT));
+            assert!(unguarded.is_abandoned(dir, began + AGENT_TIMEOUT));
         }
-        assert!(dir.join("pods/uid").exists());
+        let pod = LockHolder::start(test, &dir.join("pods/uid"));
+        assert!(!unguarded.is_abandoned(dir, began + 2 * AGENT_TIMEOUT));
         pod.end();
-        let checks = (0..=MAX_FAILED_CHECKS).filter(|_| abandonment.check(&dir));
-        assert!(checks.count() >= 1);
-        assert!(!dir.exists());
+        assert!(unguarded.is_abandoned(dir, began + 2 * AGENT_TIMEOUT));
     }
 }

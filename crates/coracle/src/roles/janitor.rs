@@ -3,6 +3,9 @@
 //! After a second Ctrl-C, `srun` has Slurm kill all processes of the job, including the agent and its guard. The janitor is a
 //! daemon (reparented, in its own session), so Slurm does not kill it where it tracks processes by their parents. Where Slurm
 //! tracks them by cgroup, it kills the janitor too, and the user's next cluster on the node removes the directory.
+//!
+//! The janitor also removes the directory of a node whose agent and guard were killed, if no other agent starts: as soon as the hub
+//! and the pods, which wait for one, have exited ([`crate::cleanup`]).
 
 use std::io::{BufRead, Read, Write};
 use std::path::{Path, PathBuf};
@@ -12,13 +15,11 @@ use std::time::Duration;
 use anyhow::Context;
 use linux::process::ForkResult;
 
-use crate::node_dir;
+use crate::cleanup;
 
-/// The janitor checks every [`POLL_INTERVAL`] whether any process uses the directory, removes it after [`UNUSED_POLLS`] negative checks in a
-/// row, and exits after [`MAX_POLLS`] checks. If the node continues, a new agent has started a new janitor by then.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-const UNUSED_POLLS: u32 = 5;
-const MAX_POLLS: u32 = 1200;
+/// Attempts to remove the directory. A container that is being killed may still write to it.
+const MAX_ATTEMPTS: u32 = 10;
 
 /// Starts a janitor for the directory `dir`. It waits until every copy of the returned pipe is closed.
 pub fn start_process(dir: &Path) -> anyhow::Result<ChildStdin> {
@@ -49,19 +50,14 @@ pub fn main() -> anyhow::Result<ExitCode> {
     // The pipe closes when the agent, its guard and all their replacements have exited.
     input.read_to_end(&mut Vec::new())?;
     let dir = PathBuf::from(line.trim_end());
-    let mut unused_polls = 0;
-    for _ in 0..MAX_POLLS {
-        if !dir.exists() {
-            break;
-        }
-        unused_polls = if node_dir::is_in_use(&dir) {
-            0
-        } else {
-            unused_polls + 1
-        };
-        if unused_polls == UNUSED_POLLS {
-            node_dir::remove_node(&dir)?;
-            break;
+    let mut failed_attempts = 0;
+    // The guard of a new agent has started a new janitor.
+    while !cleanup::is_guarded(&dir) {
+        match cleanup::remove_unused(&dir) {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(_) if failed_attempts < MAX_ATTEMPTS => failed_attempts += 1,
+            Err(error) => return Err(error.into()),
         }
         std::thread::sleep(POLL_INTERVAL);
     }

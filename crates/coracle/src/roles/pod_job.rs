@@ -19,9 +19,10 @@ use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cgroup;
+use crate::cleanup;
 use crate::guard::{self, GuardPolicy, GuardedProcess};
 use crate::node_dir::{self, NodeDir};
-use crate::pod_lock;
+use crate::process_lock;
 use crate::roles::node::hub::NodeHub;
 use crate::roles::node::launch::{self, NodeLauncher};
 use crate::sealed_program;
@@ -55,7 +56,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let context = || format!("cannot create directory {}", node_dir.dir.display());
     node_dir.create().with_context(context)?;
     // The sandbox waits for its kubelet for as long as this lock is held.
-    let _lock = pod_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT)?
+    let lock = process_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT)?
         .context("another process uses the pod's directory")?;
     let cgroups = cgroup::set_up();
     match guard::fork_worker(GuardPolicy::Exit)? {
@@ -64,8 +65,9 @@ pub fn main() -> anyhow::Result<ExitCode> {
             crate::block_on(run(config, node_dir, pods_cgroup))
         }
         GuardedProcess::Guard(result) => {
-            launch::kill_all(&node_dir);
-            node_dir.remove();
+            cleanup::kill_processes(&node_dir.dir);
+            drop(lock);
+            cleanup::remove_own_and_abandoned(&node_dir.dir);
             if let Some(cgroups) = cgroups {
                 cgroups.tear_down();
             }
@@ -86,8 +88,7 @@ async fn run(
     pods_cgroup: Option<std::path::PathBuf>,
 ) -> anyhow::Result<ExitCode> {
     let mut terminated = signal(SignalKind::terminate())?;
-    let mark = node_dir.mark_argument();
-    let hub = Arc::new(NodeHub::new(&node_dir.dir, &config.pod_cidr, mark));
+    let hub = Arc::new(NodeHub::new(&node_dir.dir, &config.pod_cidr));
     let launcher = NodeLauncher {
         kubelet: config.kubelet,
         hub: Arc::clone(&hub),

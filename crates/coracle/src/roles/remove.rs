@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
-use crate::{node_dir, pod_lock};
+use crate::{cleanup, process_lock};
 
 /// Time that a sandbox has to exit before its pod's directory is removed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub fn main(dir: &Path, is_pod: bool) -> anyhow::Result<ExitCode> {
     if is_pod {
         remove_pod(dir, EXIT_TIMEOUT)?;
     } else {
-        node_dir::remove_tree(dir)?;
+        cleanup::remove_tree(dir)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -34,15 +34,15 @@ pub fn main(dir: &Path, is_pod: bool) -> anyhow::Result<ExitCode> {
 fn remove_pod(dir: &Path, timeout: Duration) -> io::Result<()> {
     // Held during the removal, so that no sandbox starts in the directory meanwhile. Removal opens no regular file, so it keeps the lock.
     let _lock = lock_pod(dir, timeout)?;
-    node_dir::remove_tree(dir)
+    cleanup::remove_tree(dir)
 }
 
 /// Locks a pod. `None` if the directory has no lock file: then no sandbox runs, and on a full disk none could be created.
 fn lock_pod(dir: &Path, timeout: Duration) -> io::Result<Option<File>> {
-    if !pod_lock::exists(dir)? {
+    if !process_lock::exists(dir)? {
         return Ok(None);
     }
-    match pod_lock::try_acquire(dir, timeout)? {
+    match process_lock::try_acquire(dir, timeout)? {
         Some(lock) => Ok(Some(lock)),
         None => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
@@ -70,18 +70,18 @@ pub async fn run_process(dir: PathBuf, holds: RemovedDir) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node_dir::testing::LockedPod;
+    use crate::cleanup::testing::LockHolder;
 
     #[test]
     fn directory_of_running_pod_is_not_removed() {
         let test = "roles::remove::tests::directory_of_running_pod_is_not_removed";
-        if LockedPod::is_this_process() {
+        if LockHolder::is_this_process() {
             return;
         }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("pods/uid");
         std::fs::create_dir_all(dir.join("volumes/v")).unwrap();
-        let pod = LockedPod::start(test, &dir);
+        let pod = LockHolder::start(test, &dir);
         let error = remove_pod(&dir, Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(dir.join("volumes/v").exists());

@@ -81,7 +81,7 @@ impl Inside {
         })
     }
 
-    /// Serves the hub's processes outside at `socket` until one of them requests the shutdown. Whenever none was connected for
+    /// Serves the hub's processes outside at `socket` until one of them requests the shutdown. Whenever there was no request for
     /// `idle_interval`, calls `is_abandoned`, and returns if it returns true, or if another process inside has taken over the socket:
     /// one that started slowly may have been replaced.
     pub fn serve(
@@ -94,8 +94,8 @@ impl Inside {
         let mut connections: Vec<OwnedFd> = Vec::new();
         loop {
             let ready = poll(&listener.socket, &connections, idle_interval)?;
-            let is_idle = ready.is_empty() && connections.is_empty();
-            if is_idle && (listener.is_replaced() || is_abandoned()) {
+            let is_replaced = || connections.is_empty() && listener.is_replaced();
+            if ready.is_empty() && (is_replaced() || is_abandoned()) {
                 return Ok(());
             }
             let mut closed = Vec::new();

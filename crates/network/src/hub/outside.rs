@@ -1,8 +1,7 @@
 //! The hub's process outside the namespaces, in the host's network: serves sandboxes and the kubelet.
 
-use std::fs::{File, TryLockError};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use linux::packet_connection::PacketConnection;
@@ -34,16 +33,10 @@ pub enum HubError {
         /// The error.
         source: io::Error,
     },
-    /// Another hub of this node holds the lock.
-    #[error("another hub of this node is running: {path} is locked")]
-    Running {
-        /// The lock file.
-        path: String,
-    },
     /// The socket cannot be created.
     #[error("cannot listen on {path}: {source}")]
     Socket {
-        /// The socket or lock file.
+        /// The socket.
         path: String,
         /// The error.
         source: io::Error,
@@ -63,8 +56,6 @@ pub struct HubSockets {
 pub struct Hub {
     listener: PacketListener,
     shared: Arc<Shared>,
-    /// Held as long as this process runs.
-    _lock: File,
 }
 
 struct Shared {
@@ -79,7 +70,7 @@ struct Shared {
 }
 
 impl Hub {
-    /// Sets up the pod network. `previous` are the namespaces of a dead hub, which may still have pods; `spawn` starts the process
+    /// Sets up the pod network. The caller ensures that the node has no other hub. `previous` are the namespaces of a dead hub, which may still have pods; `spawn` starts the process
     /// inside, if none is running.
     pub async fn set_up(
         cidr: PodCidr,
@@ -87,7 +78,6 @@ impl Hub {
         previous: Option<HubNamespaces>,
         spawn: SpawnInside,
     ) -> Result<Self, HubError> {
-        let lock = lock(&sockets.outside)?;
         let inside = InsideClient::start(sockets.inside.clone(), previous, spawn)
             .await
             .map_err(HubError::Namespaces)?;
@@ -112,7 +102,6 @@ impl Hub {
                 storing: tokio::sync::Mutex::default(),
                 shutdown: Notify::new(),
             }),
-            _lock: lock,
         })
     }
 
@@ -238,21 +227,4 @@ async fn stored_state(inside: &InsideClient) -> Option<NetworkState> {
     let memory = inside.stored(STATE).await.ok()?.pop()?;
     let text = linux::packet::read_memory_file(memory.into()).ok()?;
     serde_json::from_slice(&text).ok()
-}
-
-/// Locks the lock file, because two agents may find the hub dead at the same time.
-fn lock(socket: &Path) -> Result<File, HubError> {
-    let path = socket.with_extension("lock");
-    let failed = |source| HubError::Socket {
-        path: path.display().to_string(),
-        source,
-    };
-    let file = File::create(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(HubError::Running {
-            path: path.display().to_string(),
-        }),
-        Err(TryLockError::Error(source)) => Err(failed(source)),
-    }
 }

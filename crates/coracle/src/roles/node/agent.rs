@@ -116,12 +116,6 @@ impl AgentParts {
         pods_cgroup: Option<PathBuf>,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let listener = listen().await.context("cannot open the kubelet's port")?;
-        node_dir.create().with_context(|| {
-            format!(
-                "cannot create the node's directory {}",
-                node_dir.dir.display()
-            )
-        })?;
         let port = listener.local_addr()?.port();
         let config = node_config(node, identity, addresses, port, node_dir)?;
         let hub = node_hub(identity, node_dir);
@@ -508,12 +502,7 @@ fn node_launcher(
 }
 
 fn node_hub(identity: &NodeIdentity, node_dir: &NodeDir) -> Arc<NodeHub> {
-    let pod_cidr = &identity.response.pod_cidr;
-    Arc::new(NodeHub::new(
-        &node_dir.dir,
-        pod_cidr,
-        node_dir.mark_argument(),
-    ))
+    Arc::new(NodeHub::new(&node_dir.dir, &identity.response.pod_cidr))
 }
 
 fn node_config(

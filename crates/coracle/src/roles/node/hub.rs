@@ -64,12 +64,11 @@ struct HubState {
 
 impl NodeHub {
     /// A hub for pods with addresses in `pod_cidr`, which is not started yet.
-    pub fn new(dir: &Path, pod_cidr: &str, mark_argument: String) -> Self {
+    pub fn new(dir: &Path, pod_cidr: &str) -> Self {
         Self {
             socket: node_dir::hub_sockets(dir).outside,
             config: HubConfig {
                 dir: dir.to_owned(),
-                mark_argument,
                 pod_cidr: pod_cidr.to_owned(),
                 process_limit: linux::process_limit::current().map(process_limit::pods_limit),
             },
@@ -216,7 +215,6 @@ impl NodeHub {
         let (agent_socket, hub_socket) = linux::packet::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .args(["internal", "hub"])
-            .arg(&self.config.mark_argument)
             .stdin(Stdio::from(hub_socket))
             .stdout(Stdio::piped())
             .process_group(0)
@@ -345,7 +343,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("hub.sock");
         let requests = fake_hub(&socket);
-        let hub = NodeHub::new(dir.path(), "100.64.0.0/24", "mark=m".to_owned());
+        let hub = NodeHub::new(dir.path(), "100.64.0.0/24");
         let held = async {
             while hub.state.lock().await.namespaces.is_none() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -368,7 +366,7 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let mut hub = NodeHub::new(dir.path(), "100.64.0.0/24", "mark=m".to_owned());
+        let mut hub = NodeHub::new(dir.path(), "100.64.0.0/24");
         hub.check_interval = Duration::from_millis(10);
         hub.response_timeout = Duration::from_millis(50);
         let test = "roles::node::hub::tests::hub_that_hangs_is_killed";

@@ -22,9 +22,10 @@ use anyhow::{Context, bail};
 use cluster::carry;
 
 use crate::cgroup;
+use crate::cleanup;
 use crate::guard::{self, EXIT_HANDED_OVER, GuardPolicy, GuardedProcess};
 use crate::node_dir::{self, NodeDir};
-use crate::pod_lock;
+use crate::process_lock;
 use crate::roles::janitor;
 use crate::sealed_program;
 use crate::settings;
@@ -60,7 +61,7 @@ fn run_agent() -> anyhow::Result<ExitCode> {
             node_dir.dir.display()
         )
     })?;
-    let _lock = lock(&node_dir)?;
+    let lock = lock(&node_dir)?;
     let cgroups = cgroup::set_up();
     // The pipe is open in both guard and worker until they exit.
     let janitor = janitor::start_process(&node_dir.dir)
@@ -68,14 +69,14 @@ fn run_agent() -> anyhow::Result<ExitCode> {
     match guard::fork_worker(GuardPolicy::Restart)? {
         // Pods may still run. The next agent, or the janitor, takes over the directory.
         GuardedProcess::Guard(result)
-            if result.handed_over && node_dir::has_running_processes(&node_dir.dir) =>
+            if result.handed_over && cleanup::has_processes(&node_dir.dir) =>
         {
             Ok(result.code)
         }
         GuardedProcess::Guard(result) => {
-            launch::kill_all(&node_dir);
-            node_dir.remove();
-            NodeDir::remove_abandoned();
+            cleanup::kill_processes(&node_dir.dir);
+            drop(lock);
+            cleanup::remove_own_and_abandoned(&node_dir.dir);
             drop(janitor);
             if let Some(cgroups) = cgroups {
                 cgroups.tear_down();
@@ -97,7 +98,7 @@ fn run_agent() -> anyhow::Result<ExitCode> {
 /// Takes the node's lock, which the calling process, the guard, holds until it exits. A second agent would compete for the pods and
 /// would have no better connection to the leader than the first.
 fn lock(node_dir: &NodeDir) -> anyhow::Result<Option<File>> {
-    match pod_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT) {
+    match process_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT) {
         Ok(None) => bail!("the node's agent still runs, without a connection to the leader"),
         Ok(lock) => Ok(lock),
         // For example on a full disk, where pods that write nothing can still run.

@@ -43,8 +43,9 @@ use tokio::sync::oneshot;
 use self::node_services::LocalNodeServices;
 use self::puller::ImagePuller;
 use crate::cgroup;
+use crate::cleanup;
 use crate::node_dir;
-use crate::pod_lock;
+use crate::process_lock;
 
 /// Time that the sandbox waits for an agent while no guard runs. A leader that reaches the node needs less to start one. The sandbox cannot
 /// wait until Slurm ends it, because Slurm may not know of it any more.
@@ -172,7 +173,7 @@ fn set_up(
     pod_dirs: &PodDirs,
 ) -> anyhow::Result<(File, HubNamespaces, SandboxProcesses)> {
     let context = || format!("the sandbox of pod {}", config.uid);
-    let lock = pod_lock::acquire(&config.pod_dir()).with_context(context)?;
+    let lock = lock_pod(config).with_context(context)?;
     let namespaces = enter_namespaces(config, pod_dirs).with_context(context)?;
     // Before the inner process, which exits when its socket closes: the fork servers must not inherit the other end.
     let fork_servers = puller::fork().context("cannot fork the servers of image pulls")?;
@@ -183,6 +184,15 @@ fn set_up(
         fork_servers,
     };
     Ok((lock, namespaces, processes))
+}
+
+/// Takes the pod's lock. Fails if the node's directory has been removed: the cluster has ended.
+fn lock_pod(config: &SandboxConfig) -> std::io::Result<File> {
+    match std::fs::create_dir(node_dir::pods(&config.node_dir)) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        created => created?,
+    }
+    process_lock::acquire(&config.pod_dir())
 }
 
 /// Prints one line for the agent that started this step.
@@ -327,7 +337,7 @@ async fn run_pod(
         let dismissed = pod.dismissed();
         let end = stay_connected(&kubelet, &mut hello, pod.clone(), AGENT_TIMEOUT, dismissed).await;
         // As long as the agent's guard runs, there will be an agent again.
-        if end == StayConnectedEnd::Done || !node_dir::is_guarded(&node_dir) {
+        if end == StayConnectedEnd::Done || !cleanup::is_guarded(&node_dir) {
             break end;
         }
     };

@@ -14,7 +14,6 @@ pub async fn start(launcher: &NodeLauncher, request: &LaunchRequest) -> anyhow::
     let line = launcher.config_line(request).await?;
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "sandbox"])
-        .arg(launcher.node_dir.mark_argument())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .process_group(0)

@@ -12,7 +12,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -35,7 +35,7 @@ use super::hub::NodeHub;
 use super::image_list::ImageList;
 use crate::back_off::ProcessBackOff;
 use crate::node_dir::{self, NodeDir};
-use crate::pod_lock;
+use crate::process_lock;
 use crate::roles::remove::{self, RemovedDir};
 use crate::roles::sandbox::{SandboxConfig, sandbox_id};
 use crate::snapshotter;
@@ -43,8 +43,6 @@ use crate::snapshotter;
 /// Back-off of a step whose resources are in use.
 const QUEUE_BACK_OFF: ProcessBackOff =
     ProcessBackOff::new(Duration::from_secs(1), Duration::from_secs(10));
-/// Time-out of [`kill_all`].
-const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts sandboxes on this node. Clones share everything.
 #[derive(Clone)]
@@ -185,7 +183,7 @@ pub fn one_per_family(ips: &[IpAddr]) -> Vec<IpAddr> {
 /// Finds the running sandbox of a pod by its lock.
 fn find_process(node_dir: &Path, uid: &str) -> io::Result<Option<SandboxProcess>> {
     let dir = node_dir::pod(node_dir, uid);
-    let Some(pid) = pod_lock::find_holder(&dir)? else {
+    let Some(pid) = process_lock::find_holder(&dir)? else {
         return Ok(None);
     };
     let process = match SandboxProcess::open(pid) {
@@ -193,30 +191,7 @@ fn find_process(node_dir: &Path, uid: &str) -> io::Result<Option<SandboxProcess>
         opened => opened?,
     };
     // Check again after opening the pidfd: the process may have exited and its pid been reused.
-    Ok((pod_lock::find_holder(&dir)? == Some(pid)).then_some(process))
-}
-
-/// Kills all sandboxes and shuts down the node's hub. Sandboxes that are steps, or that an agent with another guard started, are not
-/// descendants of this guard, which kills everything else. The caller must not hold the lock of a pod.
-pub fn kill_all(node_dir: &NodeDir) {
-    let mark = node_dir.mark_argument();
-    let end = Instant::now() + KILL_TIMEOUT;
-    while Instant::now() < end {
-        // A sandbox takes its lock before it becomes non-dumpable, so it is found either by its mark or by its lock.
-        let marked = linux::process::kill_marked(&mark).unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot kill the node's processes");
-            0
-        });
-        let sandboxes = node_dir::kill_sandboxes(&node_dir.dir);
-        let sockets = node_dir.hub_sockets();
-        let has_hub = [sockets.outside, sockets.inside]
-            .map(|socket| network::hub::shut_down(&socket).is_ok())
-            .contains(&true);
-        if marked + sandboxes == 0 && !has_hub {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    Ok((process_lock::find_holder(&dir)? == Some(pid)).then_some(process))
 }
 
 impl NodeLauncher {

@@ -24,7 +24,6 @@ use tokio::task::JoinHandle;
 
 use super::NodeLauncher;
 use super::process::SandboxProcess;
-use crate::node_dir;
 use crate::roles::sandbox::{FAILED_PREFIX, RUNNING_PREFIX};
 
 /// How long `srun` waits for resources. A step that has just ended may not have released them yet; beyond this, other steps hold them.
@@ -78,8 +77,7 @@ enum StartReport {
 fn spawn(launcher: &NodeLauncher, request: &LaunchRequest) -> anyhow::Result<Child> {
     let slurm = Slurm::find()?;
     let mut args = vec!["internal".to_owned(), "sandbox".to_owned()];
-    // As arguments, because the environment of a non-dumpable process cannot be read.
-    args.push(launcher.node_dir.mark_argument());
+    // As an argument, because the environment of a non-dumpable process cannot be read.
     args.extend(slurm::JobProcessMarkers::of_current_job().map(|job| job.env_variable));
     let gres = gres(&request.resources.extended);
     let step = ExactStep {
@@ -99,7 +97,6 @@ fn spawn(launcher: &NodeLauncher, request: &LaunchRequest) -> anyhow::Result<Chi
     tracing::debug!(command = invocation.display(), "starting a pod as a step");
     let mut command = invocation.command();
     command
-        .env(node_dir::NODE_MARK, &launcher.node_dir.mark)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -1,15 +1,15 @@
-//! Locks that ensure one sandbox per pod and one agent per node.
+//! Locks of the processes that use a node's directory: one guard and one hub per node, one sandbox per pod.
 //!
-//! A sandbox holds a lock in its pod's directory for as long as it runs, and connects to the kubelet only with the lock. The
-//! guard of a node's agent holds one in the node's directory.
+//! Each holds a lock in a directory of its own for as long as it runs, and the kernel releases the lock however the process ends. So
+//! the locks tell whether a directory may be removed ([`crate::cleanup`]).
 //!
 //! These are POSIX record locks, because the kernel reports the process that holds one (`F_GETLK`). So a kubelet finds a sandbox
-//! that an earlier kubelet started before the sandbox has connected, and the node's shutdown finds all remaining sandboxes, also
+//! that an earlier kubelet started before the sandbox has connected, and the node's shutdown finds all remaining processes, also
 //! where `/proc` does not show them (`hidepid`).
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, fcntl_getlk};
 
-/// Name of the lock file, in the directory of the pod or of the node.
+/// Name of the lock file in the process's directory.
 const LOCK_FILE: &str = "lock";
 /// Time that a killed sandbox has to exit.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ fn acquire_within(dir: &Path, timeout: Duration) -> io::Result<File> {
     lock.ok_or_else(|| io::Error::other("another sandbox of the pod is running"))
 }
 
-/// Acquires the lock in `dir`; `None` if another process still holds it after `timeout`.
+/// Acquires the lock in `dir`, which is created in an existing directory; `None` if another process still holds it after `timeout`.
 pub fn try_acquire(dir: &Path, timeout: Duration) -> io::Result<Option<File>> {
     let end = Instant::now() + timeout;
     loop {
@@ -56,7 +56,11 @@ pub fn try_acquire(dir: &Path, timeout: Duration) -> io::Result<Option<File>> {
 }
 
 fn open(dir: &Path) -> io::Result<File> {
-    std::fs::create_dir_all(dir)?;
+    // Not its parents: a process that starts late must not create a node's directory again that was removed.
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        created => created?,
+    }
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(0o600);
     options.open(dir.join(LOCK_FILE))
@@ -215,7 +219,7 @@ mod tests {
     fn spawn_holder(test: &str, dir: &Path) -> Child {
         let mut holder_process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg(format!("pod_lock::tests::{test}"))
+            .arg(format!("process_lock::tests::{test}"))
             .env(DIR, dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
