@@ -1,11 +1,9 @@
-//! `coracle internal janitor`: removes a node's directory if all other processes of the node are killed at once.
+//! `coracle internal janitor`: removes the directory of a node whose agent and guard were killed, if no other agent starts: as soon as the
+//! hub and the pods, which wait for one, have exited ([`crate::cleanup`]).
 //!
-//! After a second Ctrl-C, `srun` has Slurm kill all processes of the job, including the agent and its guard. The janitor is a
-//! daemon (reparented, in its own session), so Slurm does not kill it where it tracks processes by their parents. Where Slurm
-//! tracks them by cgroup, it kills the janitor too, and the user's next cluster on the node removes the directory.
-//!
-//! The janitor also removes the directory of a node whose agent and guard were killed, if no other agent starts: as soon as the hub
-//! and the pods, which wait for one, have exited ([`crate::cleanup`]).
+//! The janitor is a daemon (reparented, in its own session), so Slurm does not kill it with the agent, the guard and the hub where it
+//! tracks processes by their parents. Where Slurm tracks them by cgroup, it kills the janitor too, and the user's next cluster on the node
+//! removes the directory.
 
 use std::io::{BufRead, Read, Write};
 use std::path::{Path, PathBuf};
