@@ -1,6 +1,6 @@
 //! Removes a node's directory after its last process has ended, for whatever reason.
 //!
-//! One rule tells whether a directory is in use: every process that uses it for longer than a moment holds a lock in it
+//! One rule tells whether a directory is in use: every process that uses it holds a lock in it for its whole life
 //! ([`crate::process_lock`]), and to remove the directory a process must hold all of these locks itself.
 //!
 //! | Lock | Holder |
@@ -20,18 +20,23 @@ use std::time::{Duration, Instant};
 
 use linux::process::ForkResult;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::WaitOptions;
 use rustix::thread::UnshareFlags;
 
 use crate::node_dir::{self, DIR_PREFIX, HOST_FILE};
 use crate::process_lock;
 
-/// Suffix of a directory that is being removed.
-const REMOVED: &str = "removed";
+/// The extension of a directory that is being removed begins with this.
+const REMOVED_PREFIX: &str = "removed-";
 /// Limit on the host name that is read.
 const MAX_HOST_LEN: u64 = 1024;
-/// Age after which a directory may be abandoned. Agents are restarted, and hubs exit, long before.
+/// Directories that have not changed for this long count as abandoned. Agents are restarted, and hubs exit, long before.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
+/// Attempts to remove a directory, and the delay between them.
+const REMOVE_ATTEMPTS: u32 = 10;
+const REMOVE_INTERVAL: Duration = Duration::from_millis(100);
 /// Time-out of [`kill_processes`].
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -57,7 +62,31 @@ pub fn is_guarded(dir: &Path) -> bool {
 
 /// Whether the hub or a sandbox runs. If the check fails, assume that one does.
 pub fn has_processes(dir: &Path) -> bool {
-    is_any_held(lock_dirs(dir))
+    let [hub, _] = node_dir::hub_locks(dir);
+    is_any_held(lock_dirs(dir)) || (!process_lock::is_supported(&hub) && has_listener(dir))
+}
+
+/// Whether the agent or the hub listens. Only for file systems without locks: a hub that is asked all the time never finds itself idle.
+fn has_listener(dir: &Path) -> bool {
+    let sockets = node_dir::hub_sockets(dir);
+    has_agent(dir)
+        || [sockets.outside, sockets.inside]
+            .iter()
+            .any(|socket| network::hub::is_listening(socket))
+}
+
+/// Whether an agent listens. Does not wait for one that hangs.
+pub fn has_agent(dir: &Path) -> bool {
+    let connect = || -> rustix::io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
+        let socket = rustix::net::socket_with(unix, stream, flags, None)?;
+        rustix::net::connect(
+            &socket,
+            &SocketAddrUnix::new(node_dir::kubelet_socket(dir))?,
+        )
+    };
+    matches!(connect(), Ok(()) | Err(Errno::AGAIN))
 }
 
 /// Whether a sandbox runs. If the check fails, assume that one does.
@@ -95,22 +124,39 @@ pub fn kill_processes(dir: &Path) {
 /// Removes a node's directory, unless a process uses it. Returns whether it is gone. The calling process must have a single thread
 /// and must not hold a lock of the directory.
 pub fn remove_unused(dir: &Path) -> io::Result<bool> {
-    // Checked first, because a lock that is held only to find out would look like a guard to others.
+    // Check first: a lock that is taken only for this check would look like a guard to others.
     if is_guarded(dir) || has_processes(dir) {
         return Ok(false);
     }
     let Some(_locks) = lock_all(dir)? else {
         return Ok(false);
     };
-    // An agent that starts now creates a new directory, which has new locks.
-    let removed = dir.with_extension(REMOVED);
-    remove_tree(&removed)?;
+    // An agent that starts now creates a new directory, which has new locks. The name is random, because other users see that of the
+    // directory, and could create one that is derived from it.
+    let removed = dir.with_extension(format!("{REMOVED_PREFIX}{}", random_name()?));
     match std::fs::rename(dir, &removed) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         renamed => renamed?,
     }
-    remove_tree(&removed)?;
+    remove_while_written(&removed)?;
     Ok(true)
+}
+
+/// Removes a directory to which a container that is being killed may still write.
+fn remove_while_written(dir: &Path) -> io::Result<()> {
+    for _ in 1..REMOVE_ATTEMPTS {
+        if remove_tree(dir).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(REMOVE_INTERVAL);
+    }
+    remove_tree(dir)
+}
+
+fn random_name() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Takes all locks of a directory; `None` if another process holds one.
@@ -161,8 +207,10 @@ fn remove_in_child(dir: &Path) {
 fn is_abandoned(dir: &Path) -> bool {
     let name = dir.file_name().and_then(|name| name.to_str());
     let id = name.and_then(|name| name.strip_prefix(DIR_PREFIX));
-    let suffix = format!(".{REMOVED}");
-    let unfinished = id.and_then(|id| id.strip_suffix(&suffix));
+    let unfinished = id.and_then(|id| {
+        let (id, extension) = id.split_once('.')?;
+        extension.starts_with(REMOVED_PREFIX).then_some(id)
+    });
     let id = unfinished.or(id);
     let is_node_dir =
         id.is_some_and(|id| id.len() == 32 && id.bytes().all(|c| c.is_ascii_hexdigit()));
@@ -306,14 +354,15 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_removal_is_completed() {
-        let home = tempfile::tempdir().unwrap();
-        let node = home.path().join("node");
-        for dir in [&node, &node.with_extension(REMOVED)] {
-            std::fs::create_dir_all(dir.join("layers")).unwrap();
-        }
-        assert!(remove_unused(&node).unwrap());
-        assert!(std::fs::read_dir(home.path()).unwrap().next().is_none());
+    fn remains_of_interrupted_removal_are_abandoned() {
+        let tmp = tempfile::tempdir().unwrap();
+        let node = old_dir(tmp.path(), '0', |_| {});
+        let remains = node.with_extension("removed-0123456789abcdef");
+        std::fs::rename(&node, &remains).unwrap();
+        assert_eq!(is_abandoned_in_time(remains.clone()), Some(true));
+        let other = remains.with_extension("other");
+        std::fs::rename(&remains, &other).unwrap();
+        assert_eq!(is_abandoned_in_time(other), Some(false));
     }
 }
 

@@ -55,7 +55,7 @@ pub fn memory_log() -> Vec<LogLine> {
     ring.lines.iter().cloned().collect()
 }
 
-/// LogRing buffer of the newest lines.
+/// A ring buffer of the newest log lines.
 #[derive(Default)]
 struct LogRing {
     lines: VecDeque<LogLine>,

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, fcntl_getlk};
 
 /// Name of the lock file in the process's directory.
-const LOCK_FILE: &str = "lock";
-/// Time that a killed sandbox has to exit.
+pub const LOCK_FILE: &str = "lock";
+/// Time in which an earlier sandbox of the pod, which was killed, has to exit.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -46,7 +46,7 @@ pub fn try_acquire(dir: &Path, timeout: Duration) -> io::Result<Option<File>> {
                 std::thread::sleep(RETRY_INTERVAL)
             }
             Err(Errno::ACCESS | Errno::AGAIN) => return Ok(None),
-            // The file system has no locks. Run the pod anyway: two sandboxes of one pod are rare.
+            // The file system has no locks. Continue without: two sandboxes of one pod, or two hubs of a node, are rare.
             Err(error) => {
                 tracing::warn!(dir = %dir.display(), %error, "the file system has no locks");
                 return Ok(Some(file));
@@ -92,15 +92,10 @@ pub fn holder(dir: &Path) -> Option<i32> {
 
 /// The pid of the process that holds the lock, if it is not the calling one. An error means that one may hold it.
 pub fn find_holder(dir: &Path) -> io::Result<Option<i32>> {
-    let file = match File::open(dir.join(LOCK_FILE)) {
-        Err(error) if is_absent(&error) => return Ok(None),
-        opened => opened?,
-    };
-    let lock = match fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)) {
-        Ok(lock) => lock,
+    let lock = match query(dir) {
         // If the file system has no locks, none is held.
-        Err(Errno::NOLCK | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => None,
-        Err(error) => return Err(error.into()),
+        Err(error) if is_absent(&error) || is_unsupported(&error) => None,
+        lock => lock?,
     };
     let pid = lock.and_then(|lock| lock.pid);
     Ok(pid.map(|pid| pid.as_raw_nonzero().get()))
@@ -114,12 +109,27 @@ fn is_absent(error: &io::Error) -> bool {
 ///
 /// Never call this, or [`holder`], in the process that holds the lock: closing any descriptor of the file releases it.
 pub fn is_held(dir: &Path) -> bool {
-    let file = match File::open(dir.join(LOCK_FILE)) {
-        Ok(file) => file,
-        Err(error) => return !is_absent(&error),
-    };
-    // If the file system has no locks, none is held.
-    fcntl_getlk(&file, &Flock::from(FlockType::WriteLock)).is_ok_and(|lock| lock.is_some())
+    query(dir).map_or_else(
+        |error| !is_absent(&error) && !is_unsupported(&error),
+        |lock| lock.is_some(),
+    )
+}
+
+/// Whether the file system has locks. As with [`is_held`], not for the process that holds this one.
+pub fn is_supported(dir: &Path) -> bool {
+    query(dir).map_or_else(|error| !is_unsupported(&error), |_| true)
+}
+
+/// The lock that another process holds.
+fn query(dir: &Path) -> io::Result<Option<Flock>> {
+    let file = File::open(dir.join(LOCK_FILE))?;
+    Ok(fcntl_getlk(&file, &Flock::from(FlockType::WriteLock))?)
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    let unsupported = [Errno::NOLCK, Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS];
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| unsupported.contains(&errno))
 }
 
 #[cfg(test)]

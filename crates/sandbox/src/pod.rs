@@ -150,13 +150,21 @@ impl<S: NodeServices> SandboxPod<S> {
 
     /// Ends the pod within its grace period, because Slurm ends it, and waits until no container runs.
     pub async fn terminate(&self, failure: Problem) {
-        let (lifecycle, grace_seconds) = match &*self.stage.borrow() {
+        let (lifecycle, grace_seconds) = match &mut *self.stage.borrow_mut() {
             Stage::Running(lifecycle, bundle, _) => {
                 let spec = bundle.borrow().pod.spec.clone().unwrap_or_default();
                 let grace = spec.termination_grace_period_seconds;
                 (lifecycle.clone(), grace.unwrap_or(DEFAULT_GRACE_SECONDS))
             }
-            Stage::Pending(_) | Stage::Failed => return,
+            // A bundle that arrives now starts no container.
+            Stage::Pending(pending) => {
+                pending.stop = Some(Stop {
+                    grace_seconds: 1,
+                    failure: Some(failure),
+                });
+                return;
+            }
+            Stage::Failed => return,
         };
         lifecycle.stop(Stop {
             grace_seconds,

@@ -3,7 +3,6 @@
 //! It outlives the hub's process outside and the agent. If the node has had no agent for a while and no pod runs, it ends the hub.
 //! Then no process holds a lock of the node's directory any more, and the janitor removes it.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -48,7 +47,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     inside.serve(&socket, CHECK_INTERVAL, || {
         let is_abandoned = unguarded.is_abandoned(&config.dir, Instant::now());
         if is_abandoned {
-            // It would replace this process.
+            // The process outside would start another one inside.
             process_lock::kill_holder(&outside);
         }
         is_abandoned
@@ -64,8 +63,7 @@ impl Unguarded {
     /// Whether the node has had no guard for too long and no pod runs.
     fn is_abandoned(&mut self, dir: &Path, now: Instant) -> bool {
         // The guard has no lock if the file system has none, or was full when it started.
-        let has_agent = UnixStream::connect(node_dir::kubelet_socket(dir)).is_ok();
-        if has_agent || cleanup::is_guarded(dir) {
+        if cleanup::is_guarded(dir) || cleanup::has_agent(dir) {
             self.0 = None;
             return false;
         }

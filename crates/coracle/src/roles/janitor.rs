@@ -16,8 +16,6 @@ use linux::process::ForkResult;
 use crate::cleanup;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Attempts to remove the directory. A container that is being killed may still write to it.
-const MAX_ATTEMPTS: u32 = 10;
 
 /// Starts a janitor for the directory `dir`. It waits until every copy of the returned pipe is closed.
 pub fn start_process(dir: &Path) -> anyhow::Result<ChildStdin> {
@@ -48,15 +46,8 @@ pub fn main() -> anyhow::Result<ExitCode> {
     // The pipe closes when the agent, its guard and all their replacements have exited.
     input.read_to_end(&mut Vec::new())?;
     let dir = PathBuf::from(line.trim_end());
-    let mut failed_attempts = 0;
     // The guard of a new agent has started a new janitor.
-    while !cleanup::is_guarded(&dir) {
-        match cleanup::remove_unused(&dir) {
-            Ok(true) => break,
-            Ok(false) => {}
-            Err(_) if failed_attempts < MAX_ATTEMPTS => failed_attempts += 1,
-            Err(error) => return Err(error.into()),
-        }
+    while !cleanup::is_guarded(&dir) && !cleanup::remove_unused(&dir)? {
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok(ExitCode::SUCCESS)

@@ -82,8 +82,7 @@ impl Inside {
     }
 
     /// Serves the hub's processes outside at `socket` until one of them requests the shutdown. Whenever there was no request for
-    /// `idle_interval`, calls `is_abandoned`, and returns if it returns true, or if another process inside has taken over the socket:
-    /// one that started slowly may have been replaced.
+    /// `idle_interval`, calls `is_abandoned`, and returns if it returns true.
     pub fn serve(
         mut self,
         socket: &Path,
@@ -93,17 +92,15 @@ impl Inside {
         let listener = packet_listener::listen(socket)?;
         let mut connections: Vec<OwnedFd> = Vec::new();
         loop {
-            let ready = poll(&listener.socket, &connections, idle_interval)?;
-            let is_replaced = || connections.is_empty() && listener.is_replaced();
-            if ready.is_empty() && (is_replaced() || is_abandoned()) {
+            let ready = poll(&listener, &connections, idle_interval)?;
+            if ready.is_empty() && is_abandoned() {
                 return Ok(());
             }
             let mut closed = Vec::new();
             for index in ready {
                 // The listener comes after the connections, so that it does not change their indexes.
                 let Some(connection) = connections.get(index) else {
-                    if let Ok(accepted) =
-                        rustix::net::accept_with(&listener.socket, SocketFlags::CLOEXEC)
+                    if let Ok(accepted) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC)
                     {
                         connections.push(accepted);
                     }

@@ -105,11 +105,11 @@ impl InsideClient {
         let request = InsideRequest::Store {
             name: name.to_owned(),
         };
+        // First, so that a process that replaces the one inside meanwhile gets them too.
+        let copies = descriptors.iter().map(OwnedFd::try_clone);
+        let copies = copies.collect::<io::Result<_>>()?;
+        self.stored.lock().await.insert(name.to_owned(), copies);
         self.request(&request, &descriptors).await?;
-        self.stored
-            .lock()
-            .await
-            .insert(name.to_owned(), descriptors);
         Ok(())
     }
 
@@ -177,7 +177,9 @@ impl InsideClient {
         if connection.namespaces().await.is_ok() {
             return;
         }
-        tracing::warn!("the hub's process inside the namespaces has exited; starting another one");
+        tracing::warn!(
+            "the hub's process inside the namespaces has exited or hangs; starting another one"
+        );
         match start_process(&self.socket, Some(&self.namespaces), &self.spawn).await {
             Ok(started) => *connection = started,
             Err(error) => {

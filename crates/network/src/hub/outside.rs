@@ -70,8 +70,8 @@ struct Shared {
 }
 
 impl Hub {
-    /// Sets up the pod network. The caller ensures that the node has no other hub. `previous` are the namespaces of a dead hub, which may still have pods; `spawn` starts the process
-    /// inside, if none is running.
+    /// Sets up the pod network. The caller ensures that the node has no other hub. `previous` are the namespaces of a dead hub, which
+    /// may still have pods; `spawn` starts the process inside, if none is running.
     pub async fn set_up(
         cidr: PodCidr,
         sockets: &HubSockets,

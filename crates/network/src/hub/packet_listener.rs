@@ -2,10 +2,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use linux::file_id::FileId;
 use linux::packet_connection::{PacketConnection, connect};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -31,7 +30,7 @@ impl PacketListener {
     /// Listens at `path`, and atomically replaces the socket of an earlier process.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
         Ok(Self(linux::async_fd::register(
-            listen(path)?.socket,
+            listen(path)?,
             Interest::READABLE,
         )?))
     }
@@ -53,40 +52,19 @@ impl PacketListener {
     }
 }
 
-/// A socket that listens at a path.
-#[derive(Debug)]
-pub(super) struct BoundSocket {
-    pub(super) socket: OwnedFd,
-    path: PathBuf,
-    file: FileId,
-}
-
-impl BoundSocket {
-    /// Whether clients find the socket of another process at the path. The path may also be gone, with the node's directory.
-    pub(super) fn is_replaced(&self) -> bool {
-        let found = std::fs::symlink_metadata(&self.path);
-        found.is_ok_and(|found| FileId::from(&found) != self.file)
-    }
-}
-
 /// Listens at `path`. Replaces the socket of an earlier process by a rename, so that clients always find one.
-pub(super) fn listen(path: &Path) -> io::Result<BoundSocket> {
+pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let new = path.with_extension(format!("new-{}", std::process::id()));
+    let new = path.with_extension("new");
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
-    let file = FileId::from(&std::fs::symlink_metadata(&new)?);
     std::fs::rename(&new, path)?;
-    Ok(BoundSocket {
-        socket,
-        path: path.to_owned(),
-        file,
-    })
+    Ok(socket)
 }
 
 /// Kills the process that listens at `socket`, waits for its exit, and returns its pid; `None` if there is none.
@@ -124,19 +102,6 @@ mod tests {
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(accepted.is_err());
         listener.accept().await;
-    }
-
-    #[test]
-    fn replaced_listener_notices_its_successor() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("hub.sock");
-        let first = listen(&path).unwrap();
-        assert!(!first.is_replaced());
-        let second = listen(&path).unwrap();
-        assert!(first.is_replaced() && !second.is_replaced());
-        std::fs::remove_file(&path).unwrap();
-        assert!(!second.is_replaced());
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[tokio::test]

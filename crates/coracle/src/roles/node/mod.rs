@@ -62,6 +62,8 @@ fn run_agent() -> anyhow::Result<ExitCode> {
         )
     })?;
     let lock = lock(&node_dir)?;
+    // Again, because the janitor of an earlier agent may have removed the directory before it was locked.
+    node_dir.create()?;
     let cgroups = cgroup::set_up();
     // The pipe is open in both guard and worker until they exit.
     let janitor = janitor::start_process(&node_dir.dir)

@@ -16,7 +16,6 @@ mod node_services;
 mod pull_process;
 mod puller;
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, Write};
 use std::net::IpAddr;
@@ -327,7 +326,7 @@ async fn run_pod(
         tokio::task::spawn_local(async move {
             if terminated.await.is_ok() {
                 pod.terminate(Problem::new("Terminated", JOB_ENDED)).await;
-                // The kubelet dismisses the sandbox when it has received the pod's last state.
+                // The kubelet ends the sandbox earlier, when it has received the pod's last state.
                 tokio::time::sleep(LAST_STATE_TIMEOUT).await;
                 pod.dismiss();
             }
@@ -356,9 +355,9 @@ async fn run_pod(
     let removed = match pod.keeps_logs() || kubelet_lost {
         true => {
             pod.save_final_checkpoint();
-            remove_all_but_logs(&dir)
+            remove_all_but(&dir, &[LOGS_DIR, checkpoint::FILE_NAME])
         }
-        false => linux::remove::tree(&dir),
+        false => remove_all_but(&dir, &[]).and_then(|()| linux::remove::tree(&dir)),
     };
     if let Err(error) = removed
         && error.kind() != std::io::ErrorKind::NotFound
@@ -382,19 +381,15 @@ fn termination_signal(signals: BlockedSignals) -> std::io::Result<oneshot::Recei
     Ok(receiver)
 }
 
-/// Removes the pod's data on disk, except for its logs and its checkpoint.
-fn remove_all_but_logs(dir: &Path) -> std::io::Result<()> {
+/// Removes the pod's data on disk, except for some entries. The lock comes last: without it another sandbox may start in the directory.
+fn remove_all_but(dir: &Path, kept: &[&str]) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        if [LOGS_DIR, checkpoint::FILE_NAME]
-            .map(OsStr::new)
-            .contains(&&*entry.file_name())
-        {
-            continue;
+        let name = entry?.file_name();
+        if name != process_lock::LOCK_FILE && !kept.iter().any(|kept| name == *kept) {
+            linux::remove::tree(&dir.join(name))?;
         }
-        linux::remove::tree(&entry.path())?;
     }
-    Ok(())
+    linux::remove::tree(&dir.join(process_lock::LOCK_FILE))
 }
 
 /// The pod's exit code for Slurm's accounting: the first non-zero exit code of its containers.
@@ -427,7 +422,7 @@ mod tests {
         std::fs::write(dir.path().join("logs/c/0.log"), "text").unwrap();
         std::fs::write(dir.path().join("note"), "text").unwrap();
         std::fs::write(dir.path().join(checkpoint::FILE_NAME), "text").unwrap();
-        remove_all_but_logs(dir.path()).unwrap();
+        remove_all_but(dir.path(), &[LOGS_DIR, checkpoint::FILE_NAME]).unwrap();
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
         assert_eq!(left.len(), 2, "{left:?}");
         assert!(dir.path().join(checkpoint::FILE_NAME).exists());

@@ -388,10 +388,15 @@ async fn end_orphan(shared: Arc<Shared>, sandbox: IncomingSandbox) -> Option<Str
     Some(hello.uid)
 }
 
-/// Whether a kubelet has admitted the pod before: then its status has a start time.
+/// Whether a kubelet has admitted the pod before: then its status has a condition that only kubelets set, also if no sandbox has
+/// started yet.
 fn was_admitted_before(pod: &Pod) -> bool {
-    let started = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
-    started.is_some() || phase(pod).is_terminal()
+    let Some(status) = &pod.status else {
+        return false;
+    };
+    let mut conditions = status.conditions.iter().flatten();
+    let has_conditions = conditions.any(|condition| condition.type_ == "Initialized");
+    has_conditions || status.start_time.is_some() || phase(pod).is_terminal()
 }
 
 /// Whether the kubelet has nothing more to do for a deleted pod.

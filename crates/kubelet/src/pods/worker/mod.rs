@@ -124,6 +124,7 @@ pub(super) struct Worker {
     /// Why this worker ends the pod: it is evicted, or its deadline has passed before a sandbox could enforce it.
     failure: Option<Problem>,
     evictions: watch::Receiver<BTreeMap<String, Problem>>,
+    shutdown: watch::Receiver<Option<Instant>>,
     /// The worker has deleted the pod object, or the API server only waits for finalizers.
     object_deleted: bool,
     timer: Option<(Instant, TimerKind)>,
@@ -131,7 +132,7 @@ pub(super) struct Worker {
     relaunch_backoff: ExponentialBackoff,
 }
 
-/// What to do when the timer fires.
+/// The action of the timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimerKind {
     /// No sandbox has connected in time.
@@ -164,6 +165,7 @@ impl Worker {
             active_since: active_deadline::active_since(&pod),
             failure: None,
             evictions: shared.evictions.subscribe(),
+            shutdown: inputs.shutdown.clone(),
             shared,
             pod,
             deleted: false,

@@ -7,7 +7,7 @@ use pod_protocol::Problem;
 use pod_protocol::connection::ConnectionError;
 use tokio::time::Instant;
 
-use super::{SandboxEnd, SandboxHandle, SandboxState, TimerKind, Worker};
+use super::{SandboxEnd, SandboxHandle, SandboxState, TimerKind, Worker, active_deadline};
 use crate::pods::LaunchRequest;
 use crate::pods::admission::pod_resources;
 use crate::pods::runtime_class;
@@ -17,7 +17,7 @@ use crate::pods::status::rejected_status;
 /// A sandbox that was asked to stop is killed this long after the pod's grace period.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What was just sent to a sandbox.
+/// The request that was just sent to a sandbox.
 enum Sent {
     Nothing,
     Bundle,
@@ -68,8 +68,12 @@ impl Worker {
 
     /// Limits the time until a running sandbox connects. The launcher limits the time until it runs.
     fn observe_state(&mut self, state: &SandboxState) {
-        if !matches!(state, SandboxState::Queued { .. }) {
-            self.active_since.get_or_insert_with(Instant::now);
+        // The time in a queue does not count, also if the launcher noticed only late that there is one.
+        match state {
+            SandboxState::Queued { .. } => {
+                self.active_since = active_deadline::active_since(&self.pod);
+            }
+            _ => _ = self.active_since.get_or_insert_with(Instant::now),
         }
         match state {
             SandboxState::Running if self.connection.is_none() && !self.killed => {
@@ -189,10 +193,7 @@ impl Worker {
             Err(ConnectionError::Rejected { call, problem, .. }) => {
                 self.request_rejected(call, &problem);
             }
-            Ok(Sent::Stop(grace)) => {
-                let grace = Duration::from_secs(grace.unsigned_abs());
-                self.set_timer(grace + STOP_TIMEOUT, TimerKind::StopOverdue);
-            }
+            Ok(Sent::Stop(grace)) => self.await_stop(grace),
             Err(error) => {
                 tracing::warn!(
                     pod = full_name(&self.pod),
@@ -202,6 +203,12 @@ impl Worker {
                 self.sandbox_disconnected();
             }
         }
+    }
+
+    /// Limits the time until the sandbox has ended the pod.
+    fn await_stop(&mut self, grace_seconds: i64) {
+        let grace = Duration::from_secs(grace_seconds.unsigned_abs());
+        self.set_timer(grace + STOP_TIMEOUT, TimerKind::StopOverdue);
     }
 
     /// The sandbox works, but does not accept the bundle or the stop request: the same one would be rejected again. The next change of
@@ -219,7 +226,10 @@ impl Worker {
         let stop = self.stop_request();
         if let Some(connection) = &mut self.connection {
             connection.has_bundle = true;
-            connection.sent_stop = stop;
+            connection.sent_stop.clone_from(&stop);
+        }
+        if let Some(stop) = stop {
+            self.await_stop(stop.grace_seconds);
         }
     }
 }

@@ -127,17 +127,18 @@ impl Worker {
             return;
         }
         tracing::warn!(pod = full_name(&self.pod), "sandbox does not end");
-        // Its records can't be removed before, and it may still be starting: a launcher does not interrupt that. At the end of the node
+        // Its records can't be removed before, and it may still be starting: a launcher does not interrupt that. When the node shuts down,
         // the launcher kills all of its sandboxes.
-        if self.shutdown_seconds.is_none() {
-            sandbox.ended().await;
+        tokio::select! {
+            _ = sandbox.ended() => {}
+            _ = self.shutdown.wait_for(Option::is_some) => {}
         }
     }
 
-    /// Removes what the sandbox has left.
+    /// Removes the pod's records.
     pub(super) async fn remove_records(self) {
         // When the node shuts down, its whole directory is removed.
-        if self.shutdown_seconds.is_none() {
+        if self.shutdown.borrow().is_none() {
             self.shared.remove_records(uid(&self.pod)).await;
         }
     }

@@ -525,13 +525,16 @@ fn queued_sandbox_is_awaited_without_time_out() {
         let mut pod = pod("Always");
         pod["spec"]["activeDeadlineSeconds"] = json!(30);
         let mut fixture = Fixture::with_pod(pod);
-        *fixture.launcher.queued.lock().unwrap() = Some(SandboxState::Queued {
-            reason: "Priority".to_owned(),
-            expected_start: Some("2026-12-01T00:00:00Z".parse().unwrap()),
-        });
+        *fixture.launcher.queued.lock().unwrap() = Some(SandboxState::Starting);
         let _worker = spawn_worker(&mut fixture, WorkerStart::Admitted);
         fixture.resolve();
         let sandbox = fixture.sandbox(0).await;
+        // The launcher notices the queue only after a while, which does not count either.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        sandbox.launcher_state.send_replace(SandboxState::Queued {
+            reason: "Priority".to_owned(),
+            expected_start: Some("2026-12-01T00:00:00Z".parse().unwrap()),
+        });
         tokio::time::sleep(Duration::from_secs(600)).await;
         let status = fixture.api.lock().unwrap().pod["status"].clone();
         assert_eq!(status["phase"], "Pending");
