@@ -44,7 +44,7 @@ lint: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
 	cargo deny --log-level error check bans licenses sources
-	@# Dependencies of the workspace that no crate has. Those that a crate has and does not use are a warning of the compiler.
+	@# Workspace dependencies that no crate uses. The compiler warns of those that a crate names and does not use.
 	! comm -23 <(sed -n '/^\[workspace.dependencies\]/,/^\[/s/^\([a-z0-9_-]*\) = .*/\1/p' Cargo.toml | sort) \
 		<(sed -nE 's/^([a-z0-9_-]+)(\.| = \{ )workspace = true.*/\1/p' crates/*/Cargo.toml tests/Cargo.toml | sort -u) | grep .
 	@# With the flags of the build, to use its cache.

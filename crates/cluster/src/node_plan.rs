@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pod_range_of_removed_node_is_used_again_after_its_pods_have_ended() {
+    fn pod_range_of_removed_node_is_reused_late() {
         let mut planner = NodePlanner {
             pod_cidr: "100.64.0.0/22".parse().unwrap(),
             labels: BTreeMap::new(),

@@ -326,8 +326,8 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_removed_when_no_process_holds_a_lock() {
-        let test = "cleanup::tests::directory_is_removed_when_no_process_holds_a_lock";
+    fn unlocked_directory_is_removed() {
+        let test = "cleanup::tests::unlocked_directory_is_removed";
         if testing::LockHolder::is_this_process() {
             return;
         }

@@ -135,7 +135,7 @@ fn event_key(pod: &Pod, event: &PodEvent, message: String) -> EventKey {
     )
 }
 
-/// What to do with an event.
+/// The action for an event.
 #[derive(Debug, PartialEq)]
 enum EventAction {
     Drop,

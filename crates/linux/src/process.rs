@@ -120,7 +120,7 @@ pub fn kill_descendants(timeout: Duration) -> io::Result<()> {
 /// Kills a child of this process and every process below it, descendants first, so that they cannot react to the death of their
 /// parent. The caller must still wait for the child.
 pub fn kill_tree(child: Pid) -> io::Result<()> {
-    // Stop all of them first: a parent might exit when one of its children dies, and its other children would be re-parented.
+    // Stop all of them first: a parent might exit when one of its children dies, and its other children would be reparented.
     rustix::process::kill_process(child, Signal::STOP)?;
     let parents = parent_pids()?;
     let below = deepest_first(child.as_raw_nonzero().get(), &parents);
@@ -432,7 +432,7 @@ mod tests {
     fn marked_processes_are_killed_after_re_parenting() {
         let mark = format!("CORACLE_TEST_MARK={}", std::process::id());
         let (name, value) = mark.split_once('=').unwrap();
-        // Its parent exits at once, so the process is re-parented.
+        // Its parent exits at once, so the process is reparented.
         let status = Command::new("sh")
             .args(["-c", "setsid sleep 60 & :"])
             .env(name, value)

@@ -18,7 +18,7 @@ use crate::process_lock;
 
 /// How often the process checks for the guard of an agent.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
-/// How long the process waits for another agent on a node without data of pods. Brief, because Slurm does not end the job before this
+/// How long the process waits for another agent on a node without data of pods. Brief, because the job ends only after this
 /// process exits. With data, it waits as long as pods do.
 const IDLE_AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the last process inside may still hold the lock.

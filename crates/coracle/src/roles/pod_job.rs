@@ -51,7 +51,7 @@ pub struct PodJobConfig {
 pub fn main() -> anyhow::Result<ExitCode> {
     sealed_program::run_from_sealed_copy();
     let config = read_config()?;
-    // No other user can guess the directory's name, and no other pod has it.
+    // The token makes the directory's name unguessable and unique.
     let node_dir = NodeDir::new(&config.token, &node_dir::hostname());
     let context = || format!("cannot create directory {}", node_dir.dir.display());
     node_dir.create().with_context(context)?;

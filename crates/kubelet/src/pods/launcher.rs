@@ -1,6 +1,6 @@
 //! The interface between the kubelet and the launchers, which start sandboxes.
 //!
-//! A launcher may start a sandbox on another machine, and hours after it was asked to. So the kubelet shares no file system, process
+//! A launcher may start a sandbox on another machine, and hours after the request. So the kubelet shares no file system, process
 //! table or clock with a sandbox: it knows a sandbox by its [`SandboxId`], follows it by its [`SandboxState`], and reads what it left
 //! behind from [`PodRecords`].
 
@@ -148,7 +148,7 @@ impl SandboxHandle {
     pub fn state(&self) -> SandboxState {
         let state = self.status.borrow().1.clone();
         match (self.status.has_changed(), state) {
-            // The launcher's task has gone without telling an end.
+            // The launcher's task ended without publishing `Ended`.
             (Err(_), state) if !matches!(state, SandboxState::Ended(_)) => lost(),
             (_, state) => state,
         }
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(handle.id(), Some(SandboxId::new("1")));
         handle.kill();
         control.kill_requested().await;
-        // A launcher that is gone has lost its sandbox.
+        // If the launcher's task ends, the sandbox counts as ended.
         drop(control);
         assert!(matches!(handle.state(), SandboxState::Ended(_)));
         assert!(matches!(handle.ended().await, SandboxEnd::Exited(_)));

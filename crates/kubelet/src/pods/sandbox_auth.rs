@@ -36,9 +36,9 @@ enum Purpose {
 /// The launch token that the kubelet awaits from the sandbox of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AwaitedToken {
-    /// That with this nonce.
+    /// Issued by this kubelet, with this nonce.
     Issued(String),
-    /// One that an earlier kubelet has issued.
+    /// Issued by an earlier kubelet.
     OfEarlierKubelet,
 }
 

@@ -89,7 +89,7 @@ async fn handshake(
             client,
             authenticated: authenticated?,
         }),
-        // Liveness check: the peer closed without a hello, as the hub does regularly.
+        // Liveness check: the peer closed without a hello, as the process inside the hub does every few seconds.
         Err(HelloError::Closed(_)) => None,
         Err(error) => {
             tracing::warn!(

@@ -129,7 +129,7 @@ impl NodeStatsCollector {
                 (other.map_or(cpu, |usage| usage.cpu_ns), memory)
             }
         };
-        // Without one, pods run on other machines.
+        // Without a scratch directory, pods run on other machines.
         let scratch = config.scratch_dir();
         let fs = scratch.and_then(|scratch| file_system(scratch, now));
         NodeStats {
@@ -171,7 +171,7 @@ impl NodeStatsCollector {
         let mut memory = MemoryUsage::default();
         for pid in processes.difference(&pod_processes) {
             if let Some(sample) = table.get(*pid) {
-                // Their children that have exited belonged to pods.
+                // Exclude the CPU time of exited children, which belonged to pods.
                 let alone = agent.contains(pid) || sandboxes.contains(pid);
                 cpu += if alone { sample.own_cpu } else { sample.cpu };
                 let own = ProcessMemory::of(*pid, sample);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn state_for_a_hub_that_hangs_fails_in_time() {
+    async fn state_for_hung_hub_times_out() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("hub.sock");
         let _hub = PacketListener::bind(&socket).unwrap();

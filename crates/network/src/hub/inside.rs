@@ -50,7 +50,7 @@ pub struct Inside {
     stored: HashMap<String, Vec<OwnedFd>>,
 }
 
-/// What to do with a connection after a request.
+/// Whether to continue after a request.
 #[derive(PartialEq, Eq)]
 enum Next {
     Serve,

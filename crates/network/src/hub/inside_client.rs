@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn late_response_is_not_taken_for_the_next_one() {
+    async fn late_response_is_dropped() {
         let (client, server) = linux::packet::pair().unwrap();
         let mut client = InsideConnection::new(PacketConnection::new(client).unwrap());
         let server = PacketConnection::new(server).unwrap();

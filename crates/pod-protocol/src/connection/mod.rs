@@ -13,11 +13,11 @@
 //! ```
 //!
 //! The first connection shows the launch token, which is valid once. The kubelet then sends the sandbox a key of its own, which it
-//! shows on every later connection: what was handed over through the launcher is of no use afterwards.
+//! shows on every later connection: the launch token is useless afterwards.
 //!
 //! `transport.rs` is the Unix socket or TLS below, `hello.rs` the first line of each end, `state_lines.rs` the framing of states, `shared_socket.rs` the shutdown, `server_streams.rs`
 //! and `client_streams.rs` are the two ends of bidirectional requests. A sandbox runs on one thread and may use two
-//! megabytes in all, hence the small buffers on its side; an agent runs many tasks on many threads.
+//! megabytes in all, hence the small buffers on its side; an agent serves many sandboxes.
 //!
 //! [`SandboxHello`]: crate::SandboxHello
 

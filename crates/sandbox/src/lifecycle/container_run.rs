@@ -358,7 +358,7 @@ impl<R: ContainerRuntime> ActiveRun<'_, R> {
                     .await
                     .filter(|message| !message.is_empty());
             }
-            // The runtime dropped the sender, which it should never do. The container has ended all the same.
+            // The runtime dropped the sender, which it should never do. Treat the container as exited.
             None => {
                 state.exit_code = 137;
                 state.finished_at = Some(Time(Timestamp::now()));

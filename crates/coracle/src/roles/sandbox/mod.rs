@@ -9,7 +9,7 @@
 //! As a step of the job, it also reports on standard output that it runs, or why not, and exits with the pod's exit code.
 //!
 //! The sandbox holds the hub's user namespace open and sends it to an agent that finds no hub. It outlives the agent that started it.
-//! If no agent comes for a while, and no guard will start one, it ends the pod and exits. It saves the state of the pod's containers
+//! If no agent starts for a while, and no guard will start one, it ends the pod and exits. It saves the state of the pod's containers
 //! to disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod node_services;
@@ -46,7 +46,7 @@ use crate::cleanup;
 use crate::node_dir;
 use crate::process_lock;
 
-/// Time that the sandbox waits for an agent while no guard runs. A leader that reaches the node needs less to start one. The sandbox cannot
+/// Time that the sandbox waits for an agent while no guard runs. A leader that reaches the node starts one in less time. The sandbox cannot
 /// wait until Slurm ends it, because Slurm may not know of it any more.
 pub const AGENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Name of the logs' directory, in the pod's directory.
@@ -343,7 +343,7 @@ async fn run_pod(
     tracing::debug!(?end, "the sandbox ends");
     let kubelet_lost = end == StayConnectedEnd::KubeletLost;
     if kubelet_lost {
-        // Save the state before the containers are stopped, so that an agent that still comes continues by the pod's restart policy.
+        // Save the state before the containers are stopped, so that an agent that starts later continues by the pod's restart policy.
         pod.save_final_checkpoint();
     }
     pod.end().await;
