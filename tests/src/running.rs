@@ -53,6 +53,13 @@ impl Running {
         self.stdout.text()
     }
 
+    /// Its standard output from byte `start` on, and the number of the next byte.
+    pub(crate) fn stdout_from(&self, start: usize) -> (String, usize) {
+        let all = self.stdout.text.lock().unwrap();
+        let new = all.get(start..).unwrap_or_default();
+        (String::from_utf8_lossy(new).into_owned(), all.len())
+    }
+
     /// Its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()

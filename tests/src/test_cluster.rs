@@ -60,8 +60,8 @@ impl TestCluster {
         ));
         let result = eventually(Duration::from_secs(60), || {
             let exited = self.run.has_exited();
-            let stdout = self.run.stdout();
-            let new = stdout.get(self.consumed..).unwrap_or_default();
+            // Not the whole output, which grows to many megabytes.
+            let (new, end) = self.run.stdout_from(self.consumed);
             match new
                 .split_once(&end_mark)
                 .filter(|(_, rest)| rest.contains('\n'))
@@ -71,7 +71,7 @@ impl TestCluster {
                         .lines()
                         .next()
                         .and_then(|code| code.trim().parse().ok());
-                    self.consumed = stdout.len();
+                    self.consumed = end;
                     Some((code.unwrap_or(-1), text.trim_end().to_owned()))
                 }
                 None => exited.then(|| (-1, "the cluster has ended".to_owned())),

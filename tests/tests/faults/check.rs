@@ -418,6 +418,12 @@ fn job_is_complete(
             job["status"]
         )));
     }
+    // Read after the Job, which may have been completed since the pods were read.
+    let pods = objects(cluster, "pods")?;
+    let job_pods: Vec<_> = pods
+        .iter()
+        .filter(|pod| name(pod).starts_with(&format!("{job_name}-")))
+        .collect();
     let count_in = |phase: &str| {
         let pods = job_pods.iter();
         pods.filter(|pod| text(&pod["status"], "phase") == phase)
