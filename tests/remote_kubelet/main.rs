@@ -174,15 +174,20 @@ async fn show_pods(pods: Arc<PodManager>) {
         for pod in pods.pods() {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
-            if phase.as_deref() == Some("Running") && shown.insert(uid.clone()) {
-                println!("log: {}", log(&pods, &uid).await);
-                println!("exec: {}", exec(&pods, &uid).await);
+            // An adopted pod may be Running before its sandbox has connected.
+            if phase.as_deref() == Some("Running")
+                && !shown.contains(&uid)
+                && let Some(log) = log(&pods, &uid).await
+                && let Some(output) = exec(&pods, &uid).await
+            {
+                println!("log: {log}\nexec: {output}");
+                shown.insert(uid);
             }
         }
     }
 }
 
-async fn log(pods: &PodManager, uid: &str) -> String {
+async fn log(pods: &PodManager, uid: &str) -> Option<String> {
     let options = LogOptions {
         container: "c".to_owned(),
         previous: false,
@@ -193,12 +198,12 @@ async fn log(pods: &PodManager, uid: &str) -> String {
         limit_bytes: None,
         stream: LogStream::All,
     };
-    let log = pods.logs(uid, options).await.unwrap();
-    let bytes: Vec<_> = log.try_collect().await.unwrap();
-    String::from_utf8_lossy(&bytes.concat()).trim().to_owned()
+    let log = pods.logs(uid, options).await.ok()?;
+    let bytes: Vec<_> = log.try_collect().await.ok()?;
+    Some(String::from_utf8_lossy(&bytes.concat()).trim().to_owned())
 }
 
-async fn exec(pods: &PodManager, uid: &str) -> String {
+async fn exec(pods: &PodManager, uid: &str) -> Option<String> {
     let options = ExecOptions {
         container: "c".to_owned(),
         command: ["sh", "-c", "echo by exec on $(hostname)"]
@@ -211,12 +216,12 @@ async fn exec(pods: &PodManager, uid: &str) -> String {
             tty: false,
         },
     };
-    let mut session = pods.exec(uid, options).await.unwrap();
+    let mut session = pods.exec(uid, options).await.ok()?;
     let mut output = Vec::new();
     while let Some(SessionOutput::Stdout(bytes)) = session.output.next().await {
         output.extend_from_slice(&bytes);
     }
-    String::from_utf8_lossy(&output).trim().to_owned()
+    Some(String::from_utf8_lossy(&output).trim().to_owned())
 }
 
 /// Starts sandboxes on another host.
