@@ -395,8 +395,8 @@ fn was_admitted_before(pod: &Pod) -> bool {
         return false;
     };
     let mut conditions = status.conditions.iter().flatten();
-    let has_conditions = conditions.any(|condition| condition.type_ == "Initialized");
-    has_conditions || status.start_time.is_some() || phase(pod).is_terminal()
+    let is_admitted = conditions.any(|condition| condition.type_ == "Initialized");
+    is_admitted || status.start_time.is_some() || phase(pod).is_terminal()
 }
 
 /// Whether the kubelet has nothing more to do for a deleted pod.

@@ -194,6 +194,10 @@ impl Worker {
                 }
             }
             WorkerStart::Rejected(problem) => worker.reject(&problem),
+            // No sandbox has reported yet: one that was launched is found before the next is.
+            WorkerStart::Adopted if worker.active_since.is_none() => {
+                worker.restore_lost_sandbox().await;
+            }
             WorkerStart::Adopted => {
                 if !worker.find_sandbox().await {
                     let authenticator = &worker.shared.authenticator;

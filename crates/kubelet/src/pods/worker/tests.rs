@@ -439,6 +439,21 @@ fn killed_sandbox_is_not_replaced_before_it_ends() {
 }
 
 #[test]
+fn adopted_pod_without_sandbox_starts_at_once() {
+    simulate(async {
+        let mut pod = pod("Never");
+        pod["status"]["conditions"] = json!([{ "type": "Initialized", "status": "True" }]);
+        let mut fixture = Fixture::with_pod(pod);
+        let start = Instant::now();
+        let _worker = spawn_worker(&mut fixture, WorkerStart::Adopted);
+        fixture.resolve();
+        wait_for_bundles(&fixture, 0, 1).await;
+        assert!(start.elapsed() < ADOPTION_TIMEOUT);
+        assert!(fixture.api.lock().unwrap().events.is_empty());
+    });
+}
+
+#[test]
 fn records_stay_until_killed_sandbox_has_ended() {
     simulate(async {
         let mut fixture = Fixture::with_pod(pod("Always"));
