@@ -273,6 +273,7 @@ pub fn remove_tree(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_lock::testing::LockHolder;
     use std::fs::FileTimes;
     use std::sync::mpsc;
     use std::time::SystemTime;
@@ -328,7 +329,7 @@ mod tests {
     #[test]
     fn unlocked_directory_is_removed() {
         let test = "cleanup::tests::unlocked_directory_is_removed";
-        if testing::LockHolder::is_this_process() {
+        if LockHolder::is_this_process() {
             return;
         }
         let home = tempfile::tempdir().unwrap();
@@ -337,7 +338,7 @@ mod tests {
         for lock in ["", "hub", "hub-inside", "pods/uid"] {
             std::fs::create_dir_all(node.join("pods")).unwrap();
             let lock = node.join(lock);
-            let holder = testing::LockHolder::start(test, &lock);
+            let holder = LockHolder::start(test, &lock);
             assert_eq!(is_guarded(&node), lock == node);
             assert_eq!(has_processes(&node), lock != node);
             assert!(!remove_unused(&node).unwrap() && lock.exists());
@@ -363,60 +364,5 @@ mod tests {
         let other = remains.with_extension("other");
         std::fs::rename(&remains, &other).unwrap();
         assert_eq!(is_abandoned_in_time(other), Some(false));
-    }
-}
-
-/// For tests that need a process that holds a lock.
-#[cfg(test)]
-pub mod testing {
-    use std::io::{Read, Write};
-    use std::path::Path;
-    use std::process::{Child, Command, Stdio};
-
-    use crate::process_lock;
-
-    /// Environment variable for the other process: the directory to lock.
-    const DIR: &str = "CORACLE_TEST_HOLDER";
-
-    /// Another process that holds a lock: a process cannot see its own locks.
-    pub struct LockHolder(Child);
-
-    impl LockHolder {
-        /// Whether [`Self::start`] started the calling process. If so, this has held the lock until released, and the test must return.
-        pub fn is_this_process() -> bool {
-            let Some(dir) = std::env::var_os(DIR) else {
-                return false;
-            };
-            let _lock = process_lock::acquire(Path::new(&dir)).unwrap();
-            eprint!("ready");
-            let _ = std::io::stdin().read(&mut [0]);
-            true
-        }
-
-        /// Starts the process: this program with the test `test` alone, which must begin with [`Self::is_this_process`].
-        pub fn start(test: &str, dir: &Path) -> Self {
-            let mut process = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "--nocapture", test])
-                .env(DIR, dir)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let mut output = process.stderr.take().unwrap();
-            output.read_exact(&mut [0; 5]).unwrap();
-            Self(process)
-        }
-
-        /// Waits for the process after it was killed.
-        pub fn wait(mut self) {
-            assert!(!self.0.wait().unwrap().success());
-        }
-
-        /// Ends the process, which releases the lock.
-        pub fn end(mut self) {
-            self.0.stdin.take().unwrap().write_all(b"\n").unwrap();
-            assert!(self.0.wait().unwrap().success());
-        }
     }
 }

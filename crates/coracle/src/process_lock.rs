@@ -134,52 +134,44 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::{Child, Command, Stdio};
-
+    use super::testing::LockHolder;
     use super::*;
-
-    /// Environment variable for the other process: the directory to lock.
-    const DIR: &str = "CORACLE_TEST_LOCK";
 
     #[test]
     fn lock_has_one_holder_that_is_found() {
-        if let Some(dir) = std::env::var_os(DIR) {
-            return hold(Path::new(&dir));
+        if LockHolder::is_this_process() {
+            return;
         }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("pod");
         assert_eq!(holder(&dir), None);
-        let mut holder_process = spawn_holder("lock_has_one_holder_that_is_found", &dir);
-        assert_eq!(holder(&dir), i32::try_from(holder_process.id()).ok());
+        let mut other = LockHolder::start(
+            "process_lock::tests::lock_has_one_holder_that_is_found",
+            &dir,
+        );
+        assert_eq!(holder(&dir), Some(other.pid()));
         assert!(is_held(&dir));
         let error = acquire_within(&dir, Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("another sandbox"), "{error}");
 
-        holder_process
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(b"\n")
-            .unwrap();
+        other.release();
         let _lock = acquire(&dir).unwrap();
-        assert!(holder_process.wait().unwrap().success());
+        other.end();
         assert_eq!(holder(&dir), None);
         assert!(!is_held(&dir) && !is_held(&home.path().join("no-pod")));
     }
 
     #[test]
     fn only_holder_is_killed() {
-        if let Some(dir) = std::env::var_os(DIR) {
-            return hold(Path::new(&dir));
+        if LockHolder::is_this_process() {
+            return;
         }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("pod");
         assert!(!kill_holder(&dir));
-        let mut holder_process = spawn_holder("only_holder_is_killed", &dir);
+        let other = LockHolder::start("process_lock::tests::only_holder_is_killed", &dir);
         assert!(kill_holder(&dir));
-        assert_eq!(holder_process.wait().unwrap().signal(), Some(9));
+        other.wait();
         assert!(!kill_holder(&dir));
         // The calling process does not kill itself.
         let _lock = acquire(&dir).unwrap();
@@ -200,45 +192,92 @@ mod tests {
     /// The holder of the lock removes the file while another process waits for the lock.
     #[test]
     fn waiter_does_not_lock_removed_file() {
-        if let Some(dir) = std::env::var_os(DIR) {
-            return hold(Path::new(&dir));
+        if LockHolder::is_this_process() {
+            return;
         }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("pod");
-        let mut holder_process = spawn_holder("waiter_does_not_lock_removed_file", &dir);
+        let other = LockHolder::start(
+            "process_lock::tests::waiter_does_not_lock_removed_file",
+            &dir,
+        );
         let waiting = {
             let dir = dir.clone();
             std::thread::spawn(move || acquire(&dir).unwrap())
         };
         std::thread::sleep(4 * RETRY_INTERVAL);
         std::fs::remove_dir_all(&dir).unwrap();
-        holder_process.kill().unwrap();
-        holder_process.wait().unwrap();
+        assert!(linux::process::kill_if(other.pid(), || true));
+        other.wait();
         let lock = waiting.join().unwrap();
         assert!(is_file_of(&lock, &dir));
     }
+}
 
-    /// Holds the lock until standard input ends.
-    fn hold(dir: &Path) {
-        let _lock = acquire(dir).unwrap();
-        eprint!("ready");
-        let _ = std::io::stdin().read(&mut [0]);
-    }
+/// For tests that need a process that holds a lock.
+#[cfg(test)]
+pub mod testing {
+    use std::io::{Read, Write};
+    use std::os::unix::process::ExitStatusExt;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
 
-    /// Starts another process that runs the named test of this module and holds the lock.
-    fn spawn_holder(test: &str, dir: &Path) -> Child {
-        let mut holder_process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture"])
-            .arg(format!("process_lock::tests::{test}"))
-            .env(DIR, dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut ready = [0; 5];
-        let mut stderr = holder_process.stderr.take().unwrap();
-        stderr.read_exact(&mut ready).unwrap();
-        holder_process
+    use super::acquire;
+
+    /// Environment variable for the other process: the directory to lock.
+    const DIR: &str = "CORACLE_TEST_HOLDER";
+
+    /// Another process that holds a lock: a process cannot see its own locks.
+    pub struct LockHolder(Child);
+
+    impl LockHolder {
+        /// Whether [`Self::start`] started the calling process. If so, this has held the lock until released, and the test must return.
+        pub fn is_this_process() -> bool {
+            let Some(dir) = std::env::var_os(DIR) else {
+                return false;
+            };
+            let _lock = acquire(Path::new(&dir)).unwrap();
+            eprint!("ready");
+            let _ = std::io::stdin().read(&mut [0]);
+            true
+        }
+
+        /// Starts the process: this program with the test `test` alone, which must begin with [`Self::is_this_process`].
+        pub fn start(test: &str, dir: &Path) -> Self {
+            let mut process = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "--nocapture", test])
+                .env(DIR, dir)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut output = process.stderr.take().unwrap();
+            output.read_exact(&mut [0; 5]).unwrap();
+            Self(process)
+        }
+
+        /// Its process id.
+        pub fn pid(&self) -> i32 {
+            self.0.id().cast_signed()
+        }
+
+        /// Waits for the process after it was killed.
+        pub fn wait(mut self) {
+            assert_eq!(self.0.wait().unwrap().signal(), Some(9));
+        }
+
+        /// Makes the process exit, which releases the lock.
+        pub fn release(&mut self) {
+            if let Some(mut input) = self.0.stdin.take() {
+                input.write_all(b"\n").unwrap();
+            }
+        }
+
+        /// Releases the lock and waits for the process.
+        pub fn end(mut self) {
+            self.release();
+            assert!(self.0.wait().unwrap().success());
+        }
     }
 }

@@ -78,7 +78,7 @@ impl Unguarded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cleanup::testing::LockHolder;
+    use crate::process_lock::testing::LockHolder;
 
     #[test]
     fn node_is_abandoned_without_guard_and_pods() {

@@ -70,7 +70,7 @@ pub async fn run_process(dir: PathBuf, holds: RemovedDir) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cleanup::testing::LockHolder;
+    use crate::process_lock::testing::LockHolder;
 
     #[test]
     fn directory_of_running_pod_is_not_removed() {
