@@ -140,6 +140,17 @@ impl Lab {
         path
     }
 
+    /// Copies a program of this machine to the home directory of `user1`. [`Lab::remove`] removes it.
+    pub fn install(&self, program: &str, name: &str) {
+        let (dir, on) = (
+            self.dir.display(),
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/on"),
+        );
+        self.machine(&format!(
+            "CORACLE_LAB_DIR={dir} {on} login user1 sh -c 'cat > ~/{name} && chmod +x ~/{name}' < {program}"
+        ));
+    }
+
     /// Removes a file or directory from the home directory of `user1`.
     pub fn remove(&self, name: &str) {
         self.sh(&format!("chmod -R u+rwX ~/'{name}'; rm -rf ~/'{name}'"))

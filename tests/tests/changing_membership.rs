@@ -54,14 +54,7 @@ fn replica_set(name: &str, node: &str) -> Value {
 fn nodes_join_and_leave_a_running_cluster() {
     let lab = Lab::acquire();
     lab.load_busybox();
-    let (program, on) = (
-        env!("CARGO_BIN_EXE_changing-cluster"),
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/on"),
-    );
-    let dir = lab.dir().display();
-    lab.machine(&format!(
-        "CORACLE_LAB_DIR={dir} {on} login user1 sh -c 'cat > ~/changing-cluster && chmod +x ~/changing-cluster' < {program}"
-    ));
+    lab.install(env!("CARGO_BIN_EXE_changing-cluster"), "changing-cluster");
     let run = [
         "env",
         "MEMBERSHIP=/home/user1/membership",

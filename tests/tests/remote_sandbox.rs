@@ -3,18 +3,24 @@
 use e2e::{BUSYBOX, Lab, TestCluster, container_status, wait_until};
 use serde_json::json;
 
+/// The files in the user's home directory.
+const FILES: [&str; 5] = [
+    "remote-kubelet",
+    "remote-kubelet.state",
+    "remote.out",
+    "remote.2.out",
+    "remote.code",
+];
+
 #[test]
 fn pod_runs_on_another_host_than_its_kubelet() {
     let lab = Lab::acquire();
     lab.load_busybox();
-    let (program, on) = (
-        env!("CARGO_BIN_EXE_remote-kubelet"),
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/on"),
-    );
-    let dir = lab.dir().display();
-    lab.machine(&format!(
-        "CORACLE_LAB_DIR={dir} {on} login user1 sh -c 'cat > ~/remote-kubelet && chmod +x ~/remote-kubelet' < {program}"
-    ));
+    // May be left by a failed test.
+    for name in FILES {
+        lab.remove(name);
+    }
+    lab.install(env!("CARGO_BIN_EXE_remote-kubelet"), "remote-kubelet");
 
     let mut cluster = TestCluster::start_as(&lab, "user1", &["coracle", "run", "-N2", "-c2"]);
     cluster.shell("(~/remote-kubelet remote node2 > ~/remote.out 2>&1; echo $? > ~/remote.code) &");
@@ -89,13 +95,7 @@ fn pod_runs_on_another_host_than_its_kubelet() {
     cluster.shell("pkill -TERM -x remote-kubelet; until [ -e ~/remote.code ]; do sleep 0.1; done");
     assert_eq!(cluster.shell("cat ~/remote.code").trim(), "0");
     cluster.exit(0);
-    for name in [
-        "remote-kubelet",
-        "remote-kubelet.state",
-        "remote.out",
-        "remote.2.out",
-        "remote.code",
-    ] {
+    for name in FILES {
         lab.remove(name);
     }
     lab.assert_nothing_left();

@@ -9,11 +9,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
-use tokio::task::LocalSet;
+use tokio::task::{JoinHandle, LocalSet};
 use tokio::time::Instant;
 
 use super::*;
@@ -408,20 +409,32 @@ async fn invalid_http2_ends_the_connection() {
     .await;
 }
 
+/// A sandbox that serves, and its client.
+async fn serving_sandbox() -> (JoinHandle<ServeEnd>, SandboxClient) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let serving = tokio::task::spawn_local(async move {
+        serve(theirs, &mut hello(), RecordingService::new(), pending()).await
+    });
+    let (_, client) = accept(ours, authenticate).await.unwrap();
+    (serving, client)
+}
+
+/// A log that does not end by itself, after its first bytes.
+async fn endless_log(client: &SandboxClient) -> BoxStream<'static, Result<Bytes, ConnectionError>> {
+    let query = LogQuery {
+        container: "endless".to_owned(),
+        ..LogQuery::default()
+    };
+    let mut log = client.logs(&query).await.unwrap().boxed();
+    log.next().await.unwrap().unwrap();
+    log
+}
+
 #[tokio::test]
 async fn killed_sandbox_breaks_log_streams() {
     local(async {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let serving = tokio::task::spawn_local(async move {
-            serve(theirs, &mut hello(), RecordingService::new(), pending()).await
-        });
-        let (_, client) = accept(ours, authenticate).await.unwrap();
-        let query = LogQuery {
-            container: "endless".to_owned(),
-            ..LogQuery::default()
-        };
-        let mut log = pin!(client.logs(&query).await.unwrap());
-        log.next().await.unwrap().unwrap();
+        let (serving, client) = serving_sandbox().await;
+        let mut log = endless_log(&client).await;
         serving.abort();
         let error = loop {
             match log.next().await {
@@ -438,17 +451,8 @@ async fn killed_sandbox_breaks_log_streams() {
 #[tokio::test]
 async fn closing_breaks_streams_of_the_connection() {
     local(async {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let serving = tokio::task::spawn_local(async move {
-            serve(theirs, &mut hello(), RecordingService::new(), pending()).await
-        });
-        let (_, client) = accept(ours, authenticate).await.unwrap();
-        let query = LogQuery {
-            container: "endless".to_owned(),
-            ..LogQuery::default()
-        };
-        let mut log = pin!(client.logs(&query).await.unwrap());
-        log.next().await.unwrap().unwrap();
+        let (serving, client) = serving_sandbox().await;
+        let mut log = endless_log(&client).await;
         client.close();
         assert_eq!(serving.await.unwrap(), ServeEnd::ConnectionLost);
         while let Some(Ok(_)) = log.next().await {}
