@@ -21,6 +21,9 @@ fn pod_runs_on_another_host_than_its_kubelet() {
         lab.remove(name);
     }
     lab.install(env!("CARGO_BIN_EXE_remote-kubelet"), "remote-kubelet");
+    // A small disk for the files of pods, which a pod can fill.
+    let small_disk = "mount --no-mtab -t tmpfs -o size=512M,mode=1777 small /tmp";
+    lab.root("node2", small_disk).succeeded();
 
     let mut cluster = TestCluster::start_as(&lab, "user1", &["coracle", "run", "-N2", "-c2"]);
     cluster.shell("(~/remote-kubelet remote node2 > ~/remote.out 2>&1; echo $? > ~/remote.code) &");
@@ -33,12 +36,19 @@ fn pod_runs_on_another_host_than_its_kubelet() {
             },
         })
     };
+    let mut writer = pod(
+        "writer",
+        "dd if=/dev/zero of=/v/fill bs=1048576 count=490; sleep 10000",
+    );
+    writer["spec"]["volumes"] = json!([{ "name": "v", "emptyDir": {} }]);
+    writer["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "v", "mountPath": "/v" }]);
     cluster.create_objects(&[
         pod(
             "serving",
             "trap 'exit 0' TERM; echo started; while true; do sleep 0.1; done",
         ),
         pod("failing", "exit 7"),
+        writer,
     ]);
     let serving = cluster.wait_for_phase("serving", "Running");
     let node2 = lab.root("node2", "hostname -i").stdout;
@@ -59,6 +69,14 @@ fn pod_runs_on_another_host_than_its_kubelet() {
     wait_until(30, "end of the step of the failed pod", || {
         output(&mut cluster).contains("step ended: exit status: 7")
     });
+
+    // The sandbox reports that its machine is short of disk space, so the kubelet evicts the pod that uses it.
+    let evicted = cluster.wait_for_phase("writer", "Failed");
+    assert_eq!(evicted["status"]["reason"], "Evicted", "{evicted}");
+    let message = evicted["status"]["message"].as_str().unwrap_or_default();
+    let expected = "The node was low on resource: ephemeral-storage.";
+    assert!(message.starts_with(expected), "{message}");
+    cluster.shell("kubectl delete pod writer --wait");
 
     // The pod outlives its kubelet, and the next kubelet adopts it.
     let container = container_status(&serving, "c")["containerID"].clone();
@@ -95,6 +113,7 @@ fn pod_runs_on_another_host_than_its_kubelet() {
     cluster.shell("pkill -TERM -x remote-kubelet; until [ -e ~/remote.code ]; do sleep 0.1; done");
     assert_eq!(cluster.shell("cat ~/remote.code").trim(), "0");
     cluster.exit(0);
+    lab.root("node2", "umount --no-mtab /tmp").succeeded();
     for name in FILES {
         lab.remove(name);
     }

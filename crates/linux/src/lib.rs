@@ -17,6 +17,7 @@ pub mod credentials;
 pub mod descriptors;
 pub mod elf;
 pub mod file_id;
+pub mod host_resources;
 pub mod keyring;
 pub mod layer_merge;
 pub mod monotonic;

@@ -30,6 +30,20 @@ pub struct PodUsage {
     /// Results of its containers' probes.
     #[serde(default)]
     pub probes: Vec<ProbeCount>,
+    /// The machine on which the sandbox runs.
+    #[serde(default)]
+    pub host: HostResources,
+}
+
+/// Free resources of a machine. A value is `None` if it cannot be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostResources {
+    /// Available memory, in bytes.
+    pub available_memory: Option<u64>,
+    /// The file system with the files of pods.
+    pub scratch: Option<FileSystem>,
+    /// The number of tasks (processes and threads), and their maximum.
+    pub tasks: Option<(u64, u64)>,
 }
 
 /// The number of probes of one type with one result.

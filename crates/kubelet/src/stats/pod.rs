@@ -226,7 +226,7 @@ fn memory_limit(container: &Container) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use pod_protocol::usage::{FileSystem, IoUsage, TrafficUsage, VolumeUsage};
+    use pod_protocol::usage::{FileSystem, HostResources, IoUsage, TrafficUsage, VolumeUsage};
     use serde_json::json;
 
     use super::super::cpu_rates::CpuRates;
@@ -305,6 +305,7 @@ mod tests {
             ],
             etc: Some(disk(2)),
             probes: Vec::new(),
+            host: HostResources::default(),
         };
         let rates = CpuRates::default();
         insta::assert_json_snapshot!(pod_stats(&spec, &usage, &mut rates.begin_round()));

@@ -1,20 +1,22 @@
-//! The eviction manager: evicts pods when the machine is short of memory or disk, one at a time, as upstream's kubelet does.
+//! The eviction manager: evicts pods when their machine is short of memory or disk, one at a time, as upstream's kubelet does.
 //!
 //! `ranking.rs` selects the pod, and is pure. One difference from upstream: other users may share the machine, and the kubelet
 //! cannot remove their files and processes. So only pods that considerably exceed their requests are evicted.
 
 mod ranking;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use pod_protocol::usage::HostResources;
 use tokio::time::Instant;
 
 use self::ranking::{EvictionCandidate, choose};
 use super::Shared;
 use super::spec::{phase, uid};
-use crate::node::pressure::{EvictionResource, Shortage, shortages};
+use crate::node::pressure::{EvictionResource, Shortage, shortages, this_machine};
 
 /// Interval between checks, as in upstream.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -25,30 +27,93 @@ const EVICTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pods are evicted only if this many successive checks find the disk full: unused images are removed first.
 const MIN_FULL_DISK_CHECKS: u32 = 3;
 
-/// Checks the machine's resources periodically. Never returns.
+/// Checks the resources of all machines with pods of this node periodically. Never returns.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut full_disk_checks = 0;
+    let mut monitor = ShortageMonitor::default();
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
-        let shortages = shortages(shared.config.scratch_dir());
-        let disk = shortages
-            .iter()
-            .any(|shortage| shortage.resource == EvictionResource::Disk);
-        full_disk_checks = if disk { full_disk_checks + 1 } else { 0 };
-        // Memory first: without it the kernel kills processes, also those outside of pods.
-        let next = shortages
-            .into_iter()
-            .find(|shortage| match shortage.resource {
-                EvictionResource::Memory => true,
-                EvictionResource::Disk => full_disk_checks >= MIN_FULL_DISK_CHECKS,
-            });
-        if let Some(shortage) = next {
-            evict_one(&shared, &shortage).await;
+        match shared.config.scratch_dir() {
+            Some(dir) => {
+                let short = monitor.check([(Machine::default(), this_machine(dir))]);
+                if let Some((_, shortage)) = short.first() {
+                    evict_one(&shared, &candidates(&shared).await, shortage).await;
+                }
+            }
+            // The sandboxes run on other machines, and report those.
+            None => {
+                let mut machines = by_machine(candidates(&shared).await);
+                let newest = |candidates: &Vec<EvictionCandidate>| {
+                    let usages = candidates.iter().map(|candidate| &candidate.usage);
+                    usages.max_by_key(|usage| usage.at).map(|usage| usage.host)
+                };
+                let resources = machines.iter().filter_map(|(machine, candidates)| {
+                    Some((machine.clone(), newest(candidates)?))
+                });
+                let short = monitor.check(resources);
+                join_all(short.into_iter().map(|(machine, shortage)| {
+                    let candidates = machines.remove(&machine).unwrap_or_default();
+                    let shared = &shared;
+                    async move { evict_one(shared, &candidates, &shortage).await }
+                }))
+                .await;
+            }
         }
     }
 }
 
-async fn evict_one(shared: &Shared, shortage: &Shortage) {
+/// A machine, by its addresses; without any for the kubelet's own.
+type Machine = Vec<String>;
+
+/// Groups pods by the machine on which their sandboxes run.
+fn by_machine(candidates: Vec<EvictionCandidate>) -> HashMap<Machine, Vec<EvictionCandidate>> {
+    let mut machines: HashMap<Machine, Vec<_>> = HashMap::new();
+    for candidate in candidates {
+        let status = candidate.pod.status.as_ref();
+        let ips = status.and_then(|status| status.host_ips.as_ref());
+        let machine = ips.into_iter().flatten().map(|ip| ip.ip.clone());
+        machines
+            .entry(machine.collect())
+            .or_default()
+            .push(candidate);
+    }
+    machines
+}
+
+/// Decides which shortages call for an eviction.
+#[derive(Default)]
+struct ShortageMonitor {
+    /// The number of successive checks that found the disk full.
+    full_disk_checks: HashMap<Machine, u32>,
+}
+
+impl ShortageMonitor {
+    /// The machines on which a pod has to be evicted, each with its most urgent shortage.
+    fn check(
+        &mut self,
+        machines: impl IntoIterator<Item = (Machine, HostResources)>,
+    ) -> Vec<(Machine, Shortage)> {
+        let mut full_disk_checks = HashMap::new();
+        let mut short = Vec::new();
+        for (machine, host) in machines {
+            let shortages = shortages(&host);
+            let is_disk = |shortage: &Shortage| shortage.resource == EvictionResource::Disk;
+            let mut checks = 0;
+            if shortages.iter().any(is_disk) {
+                checks = 1 + self.full_disk_checks.get(&machine).copied().unwrap_or(0);
+                full_disk_checks.insert(machine.clone(), checks);
+            }
+            // Memory first: without it the kernel kills processes, also those outside of pods.
+            let urgent = (shortages.into_iter())
+                .find(|shortage| !is_disk(shortage) || checks >= MIN_FULL_DISK_CHECKS);
+            short.extend(urgent.map(|shortage| (machine, shortage)));
+        }
+        self.full_disk_checks = full_disk_checks;
+        short
+    }
+}
+
+/// The pods that have not ended, with their usage.
+async fn candidates(shared: &Shared) -> Vec<EvictionCandidate> {
     let requests = shared
         .pod_manager
         .pods_with_sandboxes()
@@ -59,8 +124,11 @@ async fn evict_one(shared: &Shared, shortage: &Shortage) {
             let usage = usage.ok()?.ok()?;
             Some(EvictionCandidate { pod, usage })
         });
-    let candidates: Vec<_> = join_all(requests).await.into_iter().flatten().collect();
-    let Some((candidate, problem)) = choose(&candidates, shortage) else {
+    join_all(requests).await.into_iter().flatten().collect()
+}
+
+async fn evict_one(shared: &Shared, candidates: &[EvictionCandidate], shortage: &Shortage) {
+    let Some((candidate, problem)) = choose(candidates, shortage) else {
         tracing::warn!(
             ?shortage,
             "the machine is short of a resource, and no pod of this node exceeds its requests"
@@ -91,3 +159,6 @@ async fn evict_one(shared: &Shared, shortage: &Shortage) {
         evictions.remove(&uid);
     });
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,8 +10,8 @@ use k8s_openapi::jiff::Timestamp;
 use linux::cgroup::{Cgroup, CgroupUsage};
 use linux::monotonic::MonotonicSum;
 use pod_protocol::usage::{
-    ContainerUsage, InterfaceUsage, IoUsage, MemoryUsage, PodUsage, ProbeCount, ThrottlingUsage,
-    TrafficUsage, VolumeUsage,
+    ContainerUsage, HostResources, InterfaceUsage, IoUsage, MemoryUsage, PodUsage, ProbeCount,
+    ThrottlingUsage, TrafficUsage, VolumeUsage,
 };
 
 use super::disk::DiskUsageCache;
@@ -132,7 +132,18 @@ impl UsageMeter {
             volumes: volume_usages,
             etc: etc_usage,
             probes: self.probe_counts(),
+            host: self.host(etc).await,
         })
+    }
+
+    /// Measures this machine. `scratch` is any file or directory of the pod.
+    async fn host(&self, scratch: &Path) -> HostResources {
+        let disk = self.disk.file_system(scratch).await;
+        HostResources {
+            available_memory: linux::host_resources::available_memory(),
+            scratch: disk.map(|disk| disk.file_system),
+            tasks: linux::host_resources::tasks(),
+        }
     }
 
     /// Returns the totals of the pod, and of the containers with these first processes.
