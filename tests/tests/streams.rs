@@ -350,6 +350,45 @@ fn clients_attach_to_containers() {
 }
 
 #[test]
+fn short_container_output_is_seen_once() {
+    let lab = Lab::acquire();
+    let mut cluster = cluster(&lab, "user1");
+    // The container ends before kubectl attaches to it, at about the same time, or later.
+    let runs = 24;
+    let run = format!(
+        "run() {{ timeout 50 kubectl run -i --rm --restart=Never --quiet short-$1 --image={BUSYBOX} -- \
+           sh -c \"echo one; echo two >&2; sleep 0.$(printf %03d $((($1 - 1) * 12))); echo three\" > short-$1.out 2>&1; }}"
+    );
+    let all = format!(
+        "{run}; for first in $(seq 1 4 {runs}); do for i in $(seq $first $((first + 3))); do run $i & done; wait; done; \
+         for i in $(seq {runs}); do sort short-$i.out | tr '\\n' ' '; echo; done"
+    );
+    let text = cluster.shell(&in_test_dir(&all));
+    assert_eq!(text.lines().count(), runs, "{text}");
+    for line in text.lines() {
+        assert_eq!(line.trim(), "one three two", "{text}");
+    }
+
+    // A container that starts later.
+    let mut pod = script_pod("later", "echo first; sleep 1; echo last", json!({}));
+    pod["spec"]["restartPolicy"] = json!("Never");
+    let mut init = pod["spec"]["containers"][0].clone();
+    init["name"] = json!("init");
+    init["command"] = json!(["sleep", "3"]);
+    pod["spec"]["initContainers"] = json!([init]);
+    cluster.create_objects(&[pod]);
+    cluster.shell("kubectl wait pod/later --for=jsonpath={.status.initContainerStatuses[0].state.running} --timeout=20s");
+    let text = cluster.shell("timeout 50 kubectl attach --quiet later -c main 2> /dev/null");
+    assert_eq!(text, "first\nlast");
+
+    // Without a log that was just read, there is nothing to continue.
+    cluster.shell("kubectl wait pod/later --for=jsonpath={.status.phase}=Succeeded --timeout=20s");
+    let (code, text) = cluster.try_shell("timeout 20 kubectl attach --quiet later -c main");
+    assert_eq!(code, 1, "{text}");
+    clean_up(&lab, cluster);
+}
+
+#[test]
 fn slow_client_does_not_block_its_container() {
     let lab = Lab::acquire();
     let mut cluster = cluster(&lab, "user1");

@@ -48,6 +48,7 @@ mod websocket;
 
 pub use auth::{AccessPolicy, AccessRequest, AuthenticatedUser, DelegatedAuth, DelegatedAuthError};
 pub use error::ApiError;
+pub use pod_lookup::container_status;
 pub use pod_phase::PodPhase;
 pub use pod_source::{
     AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,

@@ -37,7 +37,7 @@ fn find_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
 }
 
 /// The status of a container of any kind.
-pub(crate) fn container_status<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
+pub fn container_status<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let main = status.container_statuses.iter().flatten();
     let init = status.init_container_statuses.iter().flatten();

@@ -41,7 +41,12 @@ pub trait PodSource: Send + Sync {
         options: ExecOptions,
     ) -> BoxFuture<'static, Result<ContainerSession, SessionError>>;
 
-    /// Attaches to the main process of a running container.
+    /// Whether a client can attach to a container that does not run, because it starts soon or has just ended.
+    fn is_attachable(&self, _uid: &str, _container: &str) -> bool {
+        false
+    }
+
+    /// Attaches to the main process of a container that runs or [is attachable](Self::is_attachable).
     fn attach(
         &self,
         uid: &str,

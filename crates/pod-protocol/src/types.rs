@@ -252,6 +252,9 @@ pub struct AttachQuery {
     pub stdout: bool,
     /// Its standard error, if it has no terminal.
     pub stderr: bool,
+    /// Start with the rest of the container's log after this many bytes, which the client has read already.
+    #[serde(default)]
+    pub log_bytes_seen: Option<u64>,
 }
 
 /// The part of a container's log to read.

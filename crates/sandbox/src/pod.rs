@@ -21,6 +21,7 @@ use crate::lifecycle::eviction;
 use crate::lifecycle::{self, LifecycleHandle};
 use crate::node_services::NodeServices;
 use crate::runtime::logs::LogDir;
+use crate::runtime::streams::ClientSession;
 use crate::runtime::{LinuxRuntime, PodDirs, Snapshotter};
 
 /// Time that a retired sandbox that is a step, and so holds resources of the node, waits for open log streams.
@@ -186,6 +187,29 @@ impl<S: NodeServices> SandboxPod<S> {
         lifecycle.finished().await;
     }
 
+    /// Starts an attach session. Waits for a container that has not started yet, and misses nothing of its output.
+    async fn open_attach(&self, mut query: AttachQuery) -> Result<ClientSession, Problem> {
+        let mut states = self.state.subscribe();
+        loop {
+            let is_awaited = is_not_started(&states.borrow_and_update(), &query.container);
+            let problem = match self.runtime() {
+                Ok(runtime) => match (runtime.open_attach(&query).await, query.log_bytes_seen) {
+                    (Ok(session), _) => return Ok(session),
+                    (Err(problem), _) if is_awaited => problem,
+                    (Err(_), Some(seen)) => {
+                        return Ok(runtime.replay_log(&query.container, seen).await);
+                    }
+                    (Err(problem), None) => return Err(problem),
+                },
+                Err(problem) => problem,
+            };
+            if !is_awaited || states.changed().await.is_err() {
+                return Err(problem);
+            }
+            query.log_bytes_seen = Some(0);
+        }
+    }
+
     /// The container runtime, if the pod has started.
     fn runtime(&self) -> Result<PodRuntime<S>, Problem> {
         match &*self.stage.borrow() {
@@ -233,6 +257,30 @@ impl<S: NodeServices> SandboxPod<S> {
         tokio::task::spawn_local(apply_bundles(newest, runtime.clone(), lifecycle.clone()));
         Ok(Stage::Running(lifecycle, bundles, runtime))
     }
+}
+
+/// Whether a container has not been started yet, and may be.
+fn is_not_started(pod: &PodState, container: &str) -> bool {
+    let PodState {
+        init_containers,
+        containers,
+        ephemeral_containers,
+        ..
+    } = pod;
+    let mut statuses = (init_containers.iter())
+        .chain(containers)
+        .chain(ephemeral_containers);
+    let status = statuses.find(|status| status.name == container);
+    !pod.finished
+        && status.is_none_or(|status| {
+            let is_waiting = (status.state.as_ref()).is_none_or(|state| state.waiting.is_some());
+            is_waiting
+                && status.restart_count == 0
+                && status
+                    .last_state
+                    .as_ref()
+                    .is_none_or(|last| last.terminated.is_none())
+        })
 }
 
 /// Copies the states of the lifecycle, which starts after clients may have subscribed, and adds the facts of the host.
@@ -401,8 +449,7 @@ impl<S: NodeServices> SandboxService for SandboxPod<S> {
         query: AttachQuery,
         client: FrameReader,
     ) -> Result<FrameStream, Problem> {
-        let session = self.runtime()?.open_attach(&query)?;
-        Ok(session.run(client))
+        Ok(self.open_attach(query).await?.run(client))
     }
 
     async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {

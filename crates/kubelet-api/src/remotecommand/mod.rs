@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::options::RemoteCommandOptions;
 pub(crate) use self::run::run;
-use crate::pod_lookup::{find_pod, has_tty, is_running};
+use crate::pod_lookup::{find_pod, has_container, has_tty, is_running};
 use crate::pod_source::{
     AttachOptions, ContainerSession, ExecOptions, PodSource, RequestedStreams, SessionError,
 };
@@ -145,7 +145,7 @@ fn check_request(
     })
 }
 
-/// The pod and its uid, if the container is running.
+/// The pod and its uid, if the container is running or attachable.
 fn find_running(
     kind: RemoteCommandKind,
     api: &ApiState,
@@ -158,7 +158,15 @@ fn find_running(
         .uid
         .as_ref()
         .is_some_and(|requested| *requested != uid);
-    if uid_differs || !is_running(&pod, &target.container) {
+    let container = &target.container;
+    let is_available = match kind {
+        RemoteCommandKind::Exec => is_running(&pod, container),
+        RemoteCommandKind::Attach => {
+            is_running(&pod, container)
+                || has_container(&pod, container) && api.pods.is_attachable(&uid, container)
+        }
+    };
+    if uid_differs || !is_available {
         let container = target.container.clone();
         return Err(match kind {
             RemoteCommandKind::Exec => RemoteCommandError::NotRunningForExec { container },

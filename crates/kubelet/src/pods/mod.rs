@@ -18,6 +18,7 @@ mod failure;
 #[cfg(test)]
 mod fake;
 mod launcher;
+mod log_reads;
 mod network_state;
 mod pod_manager;
 mod resize;

@@ -11,12 +11,13 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kubelet_api::stats::{LogLine, NodeSource};
 use kubelet_api::{
     AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, LogError, LogOptions,
-    LogStream, PodSource, PortConnection, SessionError,
+    LogStream, PodSource, PortConnection, SessionError, container_status,
 };
 use pod_protocol::connection::{ConnectionError, SandboxClient};
 use pod_protocol::{LogQuery, LogSource};
 
 use super::launcher::PodRecords;
+use super::log_reads::{LogReads, rest_options};
 use super::spec::phase;
 use super::streaming;
 
@@ -31,6 +32,7 @@ pub struct PodManager {
     /// The agent's log.
     log: OnceLock<AgentLog>,
     sync_loop_running: AtomicBool,
+    log_reads: Arc<LogReads>,
 }
 
 /// Returns the latest lines of the agent's log, oldest first.
@@ -213,14 +215,17 @@ impl PodSource for PodManager {
         let entry = pods.get(uid);
         let sandbox = entry.and_then(|entry| entry.sandbox.clone());
         let records = entry.and_then(|_| self.records.get().cloned());
-        let (uid, query) = (uid.to_owned(), log_query(options));
+        let container_id = entry.and_then(|entry| container_id(&entry.pod, &options.container));
+        let reads = Arc::clone(&self.log_reads);
+        let uid = uid.to_owned();
         Box::pin(async move {
+            let query = log_query(options.clone());
+            let observe = |log| reads.observe(&uid, &options, container_id, log);
             if let Some(sandbox) = sandbox.filter(|sandbox| !sandbox.is_closed()) {
                 match sandbox.logs(&query).await {
                     Ok(log) => {
-                        return Ok::<ContainerLogStream, LogError>(
-                            log.map_err(io::Error::other).boxed(),
-                        );
+                        let log = log.map_err(io::Error::other).boxed();
+                        return Ok::<ContainerLogStream, LogError>(observe(log));
                     }
                     // The pod has ended, and the sandbox exited during this request.
                     Err(ConnectionError::Lost { .. }) => {}
@@ -233,7 +238,7 @@ impl PodSource for PodManager {
                 None => None,
             };
             let log = log.ok_or("the pod's log files were removed")?;
-            Ok(log.map_err(|problem| problem.message)?)
+            Ok(observe(log.map_err(|problem| problem.message)?))
         })
     }
 
@@ -246,13 +251,38 @@ impl PodSource for PodManager {
         Box::pin(async move { streaming::exec(sandbox?, options).await })
     }
 
+    fn is_attachable(&self, uid: &str, container: &str) -> bool {
+        let starts_soon = || {
+            let pod = self.get(uid);
+            self.sandbox(uid).is_ok() && pod.is_some_and(|pod| !has_started(&pod, container))
+        };
+        self.log_reads.is_recent(uid, container) || starts_soon()
+    }
+
     fn attach(
         &self,
         uid: &str,
         options: AttachOptions,
     ) -> BoxFuture<'static, Result<ContainerSession, SessionError>> {
+        let container = &options.container;
         let sandbox = self.sandbox(uid);
-        Box::pin(async move { streaming::attach(sandbox?, options).await })
+        let id = self.get(uid).and_then(|pod| container_id(&pod, container));
+        let seen = self.log_reads.take(uid, container, id.as_deref());
+        let rest = seen.map(|seen| (seen, self.logs(uid, rest_options(container.clone()))));
+        Box::pin(async move {
+            let attached = match sandbox {
+                Ok(sandbox) => streaming::attach(sandbox, options, seen).await,
+                Err(error) => Err(error),
+            };
+            match (attached, rest) {
+                // The sandbox has exited.
+                (Err(error), Some((seen, rest))) => {
+                    let rest = rest.await.map_err(|_| error)?;
+                    Ok(streaming::log_session(rest, seen))
+                }
+                (attached, _) => attached,
+            }
+        })
     }
 
     fn port_forward(
@@ -263,6 +293,14 @@ impl PodSource for PodManager {
         let sandbox = self.sandbox(uid);
         Box::pin(async move { streaming::port_forward(sandbox?, port).await })
     }
+}
+
+fn container_id(pod: &Pod, container: &str) -> Option<String> {
+    container_status(pod, container)?.container_id.clone()
+}
+
+fn has_started(pod: &Pod, container: &str) -> bool {
+    container_id(pod, container).is_some_and(|id| !id.is_empty())
 }
 
 fn log_query(options: LogOptions) -> LogQuery {

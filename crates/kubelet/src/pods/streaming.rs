@@ -6,11 +6,13 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use kubelet_api::{
-    AttachOptions, ContainerSession, ExecOptions, PortConnection, RequestedStreams, SessionError,
-    SessionExit, SessionOutput, TerminalSize,
+    AttachOptions, ContainerLogStream, ContainerSession, ExecOptions, PortConnection,
+    RequestedStreams, SessionError, SessionExit, SessionOutput, TerminalSize,
 };
 use pod_protocol::connection::{ConnectionError, SandboxClient, SandboxSession};
-use pod_protocol::streams::{FrameKind, SessionEnd, StreamFrame, TtySize, encode_frame};
+use pod_protocol::streams::{
+    FrameKind, SessionEnd, StreamFrame, TtySize, encode_frame, skip_bytes,
+};
 use pod_protocol::{AttachQuery, ExecQuery};
 use tokio::sync::mpsc;
 
@@ -40,6 +42,7 @@ pub(super) async fn exec(
 pub(super) async fn attach(
     sandbox: SandboxClient,
     options: AttachOptions,
+    log_bytes_seen: Option<u64>,
 ) -> Result<ContainerSession, SessionError> {
     let requested = options.streams;
     let query = AttachQuery {
@@ -47,10 +50,25 @@ pub(super) async fn attach(
         stdin: requested.stdin,
         stdout: requested.stdout,
         stderr: requested.stderr && !requested.tty,
+        log_bytes_seen,
     };
     let (streams, input) = ClientStreams::new(requested);
     let session = sandbox.attach(&query, input).await.map_err(session_error)?;
     Ok(streams.session(session))
+}
+
+/// A session that attaches to nothing: the rest of a container's log after `seen` bytes.
+pub(super) fn log_session(log: ContainerLogStream, seen: u64) -> ContainerSession {
+    let output = skip_bytes(log, seen).map(|bytes| match bytes {
+        Ok(bytes) => SessionOutput::Stdout(bytes),
+        Err(error) => SessionOutput::Exit(SessionExit::Failed(error.to_string())),
+    });
+    let end = stream::iter([SessionOutput::Exit(SessionExit::Code(0))]);
+    ContainerSession {
+        stdin: None,
+        resize: None,
+        output: output.chain(end).boxed(),
+    }
 }
 
 /// Connects to a port of the pod.

@@ -31,7 +31,7 @@ mod snapshotter;
 mod start_container;
 mod stdio;
 mod streaming;
-mod streams;
+pub mod streams;
 mod sub_paths;
 mod termination_message;
 #[cfg(test)]

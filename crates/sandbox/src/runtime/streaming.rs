@@ -9,8 +9,8 @@ use std::rc::Rc;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Container;
 use linux::async_fd::OutputReader;
-use pod_protocol::streams::{FrameKind, FrameStream, SessionEnd};
-use pod_protocol::{AttachQuery, ExecQuery, Problem};
+use pod_protocol::streams::{FrameKind, FrameStream, SessionEnd, encode_frame, skip_bytes};
+use pod_protocol::{AttachQuery, ExecQuery, LogQuery, Problem};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -98,7 +98,13 @@ impl<S: NodeServices> LinuxRuntime<S> {
     }
 
     /// Starts an attach session.
-    pub fn open_attach(&self, query: &AttachQuery) -> Result<ClientSession, Problem> {
+    pub async fn open_attach(&self, query: &AttachQuery) -> Result<ClientSession, Problem> {
+        find(&self.containers.borrow(), &query.container)?;
+        // Opening the log does not suspend this task, so no output is missing or repeated between the log and the subscription.
+        let unseen = match query.log_bytes_seen {
+            Some(seen) => self.unseen_log(&query.container, seen, false).await,
+            None => stream::empty().boxed_local(),
+        };
         let containers = self.containers.borrow();
         let Attachable {
             subscribers,
@@ -118,10 +124,44 @@ impl<S: NodeServices> LinuxRuntime<S> {
         let subscription = subscribers.subscribe(query.stdout, query.stderr && terminal.is_none());
         Ok(ClientSession {
             input: input.map(SessionInput::Container),
-            frames: attach_frames(subscription, detached),
+            frames: unseen
+                .chain(attach_frames(subscription, detached))
+                .boxed_local(),
             terminal: terminal.clone(),
             survives_disconnect: false,
         })
+    }
+
+    /// An attach session to a container that has ended: the rest of its log.
+    pub async fn replay_log(&self, container: &str, seen: u64) -> ClientSession {
+        // Its output may still be on its way to the log.
+        let unseen = self.unseen_log(container, seen, true).await;
+        let end = async { SessionEnd::Code(0).to_frame() };
+        ClientSession {
+            input: None,
+            frames: unseen.chain(stream::once(end)).boxed_local(),
+            terminal: None,
+            survives_disconnect: false,
+        }
+    }
+
+    /// The frames of a container's log without its first `seen` bytes. Both streams are sent as standard output, as in `kubectl logs`.
+    async fn unseen_log(&self, container: &str, seen: u64, follow: bool) -> FrameStream {
+        let query = LogQuery {
+            container: container.to_owned(),
+            follow,
+            ..LogQuery::default()
+        };
+        match self.logs.read(&query).await {
+            Ok(log) => skip_bytes(log, seen)
+                .filter_map(|bytes| async move { bytes.ok() })
+                .map(|bytes| encode_frame(FrameKind::Stdout, &bytes))
+                .boxed_local(),
+            Err(problem) => {
+                tracing::debug!(container, problem.message, "cannot read the log for attach");
+                stream::empty().boxed_local()
+            }
+        }
     }
 
     /// Connects to a port of the pod on its loopback address, for port-forward.
