@@ -7,8 +7,11 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::image::ImageCommand;
+use crate::commands::kubeconfig::KubeconfigArgs;
+use crate::commands::kubectl::KubectlArgs;
 use crate::commands::kubernetes::KubernetesCommand;
 use crate::commands::logs::LogsArgs;
+use crate::commands::shell::ShellArgs;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
 #[derive(Debug, Parser)]
@@ -27,6 +30,7 @@ Examples:
   coracle doctor                          what this host offers
   srun -N2 coracle run kubectl get nodes  a cluster on two nodes, for one command
   coracle run -N4 -p long app.yaml        a cluster in a new allocation, for manifests
+  coracle kubectl get pods                kubectl on your running cluster, from any terminal
   coracle logs kube-apiserver             the log of a component of a running cluster";
 
 /// The commands.
@@ -42,6 +46,12 @@ pub enum Command {
     /// Pull, load, save, list and remove container images
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Run kubectl on a running cluster
+    Kubectl(KubectlArgs),
+    /// Start a shell whose kubectl uses a running cluster
+    Shell(ShellArgs),
+    /// Print the kubeconfig of a running cluster
+    Kubeconfig(KubeconfigArgs),
     /// Show the logs of a running cluster's components
     Logs(LogsArgs),
     /// Roles that Coracle starts itself

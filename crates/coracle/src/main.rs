@@ -1,7 +1,7 @@
 //! Coracle: real Kubernetes on a Slurm cluster, as an ordinary user.
 //!
-//! One binary contains every role. Users call `coracle run`, `coracle doctor`, `coracle image`, `coracle logs` and
-//! `coracle kubernetes`; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
+//! One binary contains every role. Users call `coracle run`, `coracle kubectl`, `coracle logs` and the other
+//! commands; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
 //! the other crates and reports to the user; it leaves all else to them. docs/architecture.md shows the processes.
 //!
 //! Start reading at `commands/run/leader.rs` (a cluster's leader), `roles/node/` (a node's agent) and `roles/sandbox/` (a pod).
@@ -21,6 +21,7 @@ mod log;
 mod node_dir;
 mod process_lock;
 mod roles;
+mod running_clusters;
 mod sealed_program;
 mod settings;
 mod snapshotter;
@@ -33,7 +34,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::cli::{Cli, Command, InternalCommand};
-use crate::commands::{doctor, image, kubernetes, logs, run};
+use crate::commands::{doctor, image, kubeconfig, kubectl, kubernetes, logs, run, shell};
 use crate::roles::{
     control_plane, free_layers, hub, hub_inside, janitor, node, pod_job, probe, receive, remove,
     sandbox,
@@ -57,6 +58,9 @@ fn main() -> ExitCode {
         Command::Kubernetes(command) => kubernetes::main(command),
         Command::Image(command) => image::main(command),
         Command::Logs(args) => logs::main(args),
+        Command::Kubectl(args) => kubectl::main(args),
+        Command::Shell(args) => shell::main(args),
+        Command::Kubeconfig(args) => kubeconfig::main(args),
         Command::Internal(role) => match role {
             InternalCommand::ControlPlane => control_plane::main(),
             InternalCommand::FreeLayers { dir, low, age } => {

@@ -137,10 +137,10 @@ func (b *builder) busybox() *Layer {
 	}
 	tree.Link("usr/bin/env", "../../bin/busybox")
 	// The shell of Debian's busybox, unlike upstream's newer one, does not pass on variables with names such as data-1.
-	// Bash does.
+	// Bash does, so `sh` is bash. `/bin/sh` is busybox, because a test compares its error message.
 	if shell, ok := debian["usr/bin/bash-static"]; ok {
 		tree["bin/bash"] = shell
-		tree.Link("bin/sh", "bash")
+		tree.Link("usr/local/bin/sh", "/bin/bash")
 	} else {
 		b.try(errNoShell)
 	}

@@ -3,6 +3,9 @@
 
 pub mod doctor;
 pub mod image;
+pub mod kubeconfig;
+pub mod kubectl;
 pub mod kubernetes;
 pub mod logs;
 pub mod run;
+pub mod shell;

@@ -8,10 +8,10 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::ListParams;
-use kube::config::Kubeconfig;
 use kube::{Api, Client, ResourceExt};
 
-use super::local::LocalCluster;
+use crate::running_clusters::LocalCluster;
+use crate::running_clusters::access::ClusterAccess;
 
 /// Polling interval: the kubelet's log endpoint cannot follow.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ pub async fn show(
     tail: Option<usize>,
     follow: bool,
 ) -> anyhow::Result<()> {
-    let client = connect(cluster).await?;
+    let client = ClusterAccess::of(cluster)?.connect().await?;
     let nodes = match node {
         Some(node) => vec![node.to_owned()],
         None => {
@@ -63,43 +63,6 @@ pub async fn show(
         tail = None;
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-}
-
-async fn connect(cluster: &LocalCluster) -> anyhow::Result<Client> {
-    let path = cluster.kubeconfig();
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    let kubeconfig =
-        Kubeconfig::from_yaml(&text).context("cannot read the cluster's kubeconfig")?;
-    cluster::client::from_kubeconfig(keep_server_and_keys(kubeconfig)).await
-}
-
-/// Reduces a kubeconfig to server and keys. Its author is not verified, and kubeconfigs can name programs to execute and files to
-/// send.
-fn keep_server_and_keys(mut kubeconfig: Kubeconfig) -> Kubeconfig {
-    for cluster in kubeconfig
-        .clusters
-        .iter_mut()
-        .flat_map(|named| &mut named.cluster)
-    {
-        *cluster = kube::config::Cluster {
-            server: cluster.server.take(),
-            certificate_authority_data: cluster.certificate_authority_data.take(),
-            ..Default::default()
-        };
-    }
-    for user in kubeconfig
-        .auth_infos
-        .iter_mut()
-        .flat_map(|named| &mut named.auth_info)
-    {
-        *user = kube::config::AuthInfo {
-            client_certificate_data: user.client_certificate_data.take(),
-            client_key_data: user.client_key_data.take(),
-            ..Default::default()
-        };
-    }
-    kubeconfig
 }
 
 /// The error about an unknown node; lists the existing ones.
@@ -181,22 +144,6 @@ impl NodeLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kubeconfig_cannot_name_programs_or_files() {
-        let text = r#"{"current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": "https://1.2.3.4", "certificate-authority": "/etc/passwd", "proxy-url": "http://evil"}}],
-            "users": [{"name": "u", "user": {"exec": {"apiVersion": "v1", "command": "/bin/evil"}, "tokenFile": "/etc/passwd", "client-key-data": "a2V5"}}]}"#;
-        let remaining = format!(
-            "{:?}",
-            keep_server_and_keys(Kubeconfig::from_yaml(text).unwrap())
-        );
-        for evil in ["evil", "passwd"] {
-            assert!(!remaining.contains(evil), "{remaining}");
-        }
-        assert!(remaining.contains("https://1.2.3.4"), "{remaining}");
-    }
 
     #[test]
     fn lines_are_printed_once() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use linux::file_id::FileId;
 
-use super::local::LocalCluster;
+use crate::running_clusters::LocalCluster;
 
 /// Polling interval: the files may be on a network file system, where inotify is not reliable.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);

@@ -1,16 +1,12 @@
 //! `coracle logs`: shows the logs of a running cluster's components.
 //!
 //! ```text
-//!   local.rs     finds the user's clusters on this host by their control plane's processes
-//!   remote.rs    finds them with Slurm and runs `coracle logs` on the leader's node
 //!   log_files.rs prints or follows a component's log files
 //!   kubelet.rs   fetches the log of a node's agent through the API server
 //! ```
 
 mod kubelet;
-mod local;
 mod log_files;
-mod remote;
 
 use console::{Failure, FailureCode};
 use std::process::ExitCode;
@@ -18,7 +14,10 @@ use std::process::ExitCode;
 use clap::Args;
 use control_plane::ControlPlaneComponent;
 
-use self::local::LocalCluster;
+use crate::exit;
+use crate::running_clusters::{
+    ClusterSelector, LocalCluster, StepOutput, find_here, run_on_leader_node,
+};
 use cluster::carry;
 
 /// The component name, or its prefix in `kubelet/NODE`, that selects agents.
@@ -38,12 +37,9 @@ pub struct LogsArgs {
     /// Print only this many lines from the end
     #[arg(short = 'n', long, value_name = "LINES")]
     pub tail: Option<usize>,
-    /// The job of the cluster, if you have several
-    #[arg(short, long, value_name = "ID")]
-    pub job: Option<u32>,
-    /// Search this host only
-    #[arg(long, hide = true)]
-    pub here: bool,
+    /// Which cluster.
+    #[command(flatten)]
+    pub selector: ClusterSelector,
 }
 
 const AFTER_HELP: &str = "\
@@ -59,7 +55,8 @@ Examples:
   coracle logs kube-apiserver           all that the API server logged
   coracle logs -f -n 20 kube-scheduler  its last 20 lines, and what follows
   coracle logs kubelet/node2            the agent of a node
-  coracle logs --job 1234 etcd          of the cluster in another job";
+  coracle logs --job 1234 etcd          of the cluster in another job
+  coracle logs --name coracle-12-ab34   of one of several clusters in a job";
 
 /// Entry point of the command.
 pub fn main(args: LogsArgs) -> anyhow::Result<ExitCode> {
@@ -67,28 +64,33 @@ pub fn main(args: LogsArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
-    if args.here {
+    if args.selector.here {
         // The program may be a copy that was carried here.
         carry::remove();
     }
     if let Some(name) = &args.component {
         check_component(name)?;
     }
-    let mut clusters = local::find();
-    if let Some(job) = args.job {
-        clusters.retain(|cluster| cluster.job == Some(job));
+    match find_here(&args.selector)? {
+        Some(cluster) => show(&cluster, &args).await,
+        None => {
+            let (selector, remote_args) = (&args.selector, remote_args(&args));
+            let output = StepOutput::Inherited;
+            let step = run_on_leader_node(selector, "logs", &remote_args, output).await?;
+            Ok(exit::code(step.code))
+        }
     }
-    match clusters.as_slice() {
-        [cluster] => show(cluster, &args).await,
-        [] if args.here => Err(Failure::new(
-            FailureCode::NoWorkload,
-            "no running cluster found on this host",
-        )
-        .with_hint("it may just be starting or ending: `squeue --me` shows your jobs")
-        .into()),
-        [] => remote::run_on_leader_node(&args).await,
-        several => Err(ambiguous(several).into()),
+}
+
+/// The arguments of `coracle logs` on the leader's node, apart from those that select the cluster.
+fn remote_args(args: &LogsArgs) -> Vec<String> {
+    let mut remote_args = Vec::new();
+    if args.follow {
+        remote_args.push("--follow".to_owned());
     }
+    remote_args.extend(args.tail.map(|tail| format!("--tail={tail}")));
+    remote_args.extend(args.component.clone());
+    remote_args
 }
 
 /// Rejects unknown component names before looking for a cluster.
@@ -127,27 +129,6 @@ async fn show(cluster: &LocalCluster, args: &LogsArgs) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-fn ambiguous(clusters: &[LocalCluster]) -> Failure {
-    let names: Vec<&str> = clusters
-        .iter()
-        .map(|cluster| cluster.name.as_str())
-        .collect();
-    let jobs = clusters.iter().filter_map(|cluster| cluster.job);
-    let example = jobs.map(|job| format!("--job {job}")).next();
-    let failure = Failure::new(
-        FailureCode::Usage,
-        format!(
-            "you have {} clusters on this host: {}",
-            clusters.len(),
-            names.join(", ")
-        ),
-    );
-    match example {
-        Some(example) => failure.with_hint(format!("choose one, for example with {example}")),
-        None => failure,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +141,16 @@ mod tests {
         for bad in ["", "scheduler", "kubelet/", "kubelet/../etcd", "../etcd"] {
             assert!(check_component(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn options_are_passed_to_leader_node() {
+        let args = LogsArgs {
+            component: Some("etcd".to_owned()),
+            follow: true,
+            tail: Some(5),
+            selector: ClusterSelector::default(),
+        };
+        assert_eq!(remote_args(&args).join(" "), "--follow --tail=5 etcd");
     }
 }

@@ -27,6 +27,7 @@ use crate::cli::RunArgs;
 use cluster::carry;
 
 use crate::guard::{self, GuardPolicy, GuardResult, GuardedProcess};
+use crate::running_clusters::NAME_VARIABLE;
 use crate::waiting_tasks;
 
 /// Entry point of the command.
@@ -53,6 +54,14 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
     // Check before submitting too, so that a missing file fails before the job is queued.
     let workload = Workload::find(&settings.workload, &settings.args)?;
+    // Tasks of one srun wait for its first task, and need no warning of their own.
+    if let Ok(enclosing) = std::env::var(NAME_VARIABLE)
+        && enclosing.starts_with("coracle-")
+    {
+        print_stderr(format_args!(
+            "coracle: this starts another cluster inside of {enclosing}; its workload already has that one (kubectl uses it)"
+        ));
+    }
     let Some(allocation) = Allocation::from_process_env().map_err(cluster::slurm_failure)? else {
         return crate::block_on(submit::new_job(&settings, &workload));
     };

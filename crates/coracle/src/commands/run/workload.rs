@@ -8,6 +8,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::running_clusters::NAME_VARIABLE;
+
 /// A workload that exists and can be run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Workload {
@@ -176,7 +178,7 @@ pub fn environment(
         // By default kubectl's caches would be in the home directory.
         ("KUBECACHEDIR", cache.into()),
         ("PATH", path),
-        ("K8S_CLUSTER_NAME", name.into()),
+        (NAME_VARIABLE, name.into()),
         ("K8S_CLUSTER_API", api.into()),
         ("K8S_CLUSTER_API_TOKEN", token.into()),
         ("K8S_PORT", port.to_string().into()),

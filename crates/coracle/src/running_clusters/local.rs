@@ -16,6 +16,16 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
+    /// A cluster without a directory.
+    #[cfg(test)]
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            job: job_of(name),
+            dir: ControlPlaneDirOfPid::new(0),
+        }
+    }
+
     /// The directory of its components' logs.
     pub fn logs(&self) -> PathBuf {
         self.dir.logs()
@@ -91,7 +101,7 @@ fn current_context(kubeconfig: &str) -> Option<&str> {
 }
 
 /// The job in a cluster's name, `coracle-JOB-xxxx`.
-fn job_of(name: &str) -> Option<u32> {
+pub fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix("coracle-")?
         .split('-')
         .next()?
