@@ -109,6 +109,7 @@ fn options() -> ClusterOptions {
         service_cidr: "100.96.0.0/16".to_owned(),
         api_port: 0,
         pods_as_steps: false,
+        host_path_mappings: vec![],
         storage: ClusterStorage::Memory,
         keys: ClusterKeys::Generated,
         membership: ClusterMembership::Changing,

@@ -117,6 +117,7 @@ fn config(node: &str, addresses: Vec<IpAddr>) -> NodeConfig {
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: Duration::from_secs(60),
         processes: None,
+        node_paths: vec![],
     }
 }
 

@@ -21,7 +21,9 @@ use tokio::sync::mpsc;
 
 use crate::agents::{AgentStarter, AgentSteps, StepFailure};
 use crate::control_plane::ControlPlaneProcess;
-use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
+use crate::enrolment::{
+    EnrolmentListener, HostPathMapping, NodeEvent, SharedNodeConfig, unix_time,
+};
 use crate::grace::GracePeriods;
 use crate::node_plan::NodePlanner;
 use crate::{carry, objects, slurm_failure, token};
@@ -64,6 +66,8 @@ pub struct ClusterOptions {
     pub api_port: u16,
     /// Launch pods as Slurm steps, unless their annotation chooses otherwise.
     pub pods_as_steps: bool,
+    /// Paths of hostPath volumes that lead to other directories.
+    pub host_path_mappings: Vec<HostPathMapping>,
     /// Where the cluster's objects are kept.
     pub storage: ClusterStorage,
     /// Where its keys come from.
@@ -206,6 +210,7 @@ impl Cluster {
             secret: token::generate()?,
             pods_grace: grace.pods(),
             pods_as_steps: options.pods_as_steps,
+            host_path_mappings: options.host_path_mappings.clone(),
         };
         let mut planner = NodePlanner::new(allocation, &detail, &name, &options.pod_cidr)?;
         let plans = planner.plan(&allocation.nodes, &detail)?;

@@ -160,6 +160,10 @@ pub struct RunOptions {
     /// Addresses of services
     #[arg(long, value_name = "CIDR", default_value = DEFAULT_SERVICE_CIDR)]
     pub service_cidr: String,
+    /// Let pods find this directory of the nodes under PATH in hostPath volumes; can be repeated (default: the current
+    /// directory as /app, on nodes without an /app of their own)
+    #[arg(long, value_name = "PATH=DIR")]
+    pub node_path: Vec<String>,
     /// Report to the `coracle run` that submitted this one if the workload exits with 0
     #[arg(long, hide = true)]
     pub report_end: bool,

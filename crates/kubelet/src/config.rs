@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use volumes::NodePath;
+
 use crate::{LauncherKind, NodeKey};
 
 /// The configuration of a kubelet. Facts that it reads from the machine are in [`SystemInfo`](crate::SystemInfo).
@@ -44,6 +46,8 @@ pub struct NodeConfig {
     /// Selects the processes that count as the node's in its statistics. With `None` only the agent's guard, the agent and
     /// their descendants count.
     pub processes: Option<NodeProcesses>,
+    /// Paths of hostPath volumes that lead to other directories.
+    pub node_paths: Vec<NodePath>,
 }
 
 /// The directories for pods on the kubelet's machine.

@@ -15,11 +15,13 @@
 
 pub mod content;
 pub mod dirs;
+mod node_path;
 pub mod provisioner;
 mod source;
 
 pub use content::{FileContent, Payload};
 pub use dirs::{PodVolumes, PreparedVolume, VolumeError};
+pub use node_path::{MappedPath, NodePath};
 pub use source::{FsGroupPolicy, HostPathKind, VolumeSource};
 
 /// Annotation of a PersistentVolume of type nfs: the path where nodes have mounted it.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Payload;
+use crate::{MappedPath, Payload};
 
 /// A volume's source, as the kubelet sends it to the pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,9 @@ pub enum VolumeSource {
         /// From the claim of a persistent volume.
         #[serde(default)]
         read_only: bool,
+        /// Another path to mount instead.
+        #[serde(default)]
+        mapped: Option<MappedPath>,
     },
     /// A directory of an NFS server that this node has mounted already. Mounting NFS needs root.
     Nfs {

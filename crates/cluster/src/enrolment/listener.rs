@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::HostPathMapping;
 use super::protocol::{
     AgentMessage, COMPATIBLE_VERSION, JoinConfig, JoinRequest, JoinResponse, LEADER_NAME,
     LeaderMessage, MessageStream, enable_keepalive, unix_time,
@@ -66,6 +67,8 @@ pub struct SharedNodeConfig {
     pub pods_grace: Duration,
     /// Launch pods as Slurm steps, unless their annotation chooses otherwise.
     pub pods_as_steps: bool,
+    /// Paths of hostPath volumes that lead to other directories.
+    pub host_path_mappings: Vec<HostPathMapping>,
 }
 
 /// Admits the agents of the cluster's nodes and holds their connections.
@@ -354,6 +357,7 @@ impl EnrolmentListener {
             pod_cidr: plan.pod_cidr.clone(),
             pods_grace: self.shared.pods_grace,
             pods_as_steps: self.shared.pods_as_steps,
+            host_path_mappings: self.shared.host_path_mappings.clone(),
         })
     }
 
@@ -448,6 +452,7 @@ mod tests {
             secret: String::new(),
             pods_grace: Duration::ZERO,
             pods_as_steps: false,
+            host_path_mappings: vec![],
         };
         let listener = EnrolmentListener::new(shared, 2, mpsc::unbounded_channel().0);
         listener.add_nodes(["node1", "node2"].map(|node| (node.to_owned(), NodePlan::default())));

@@ -21,6 +21,6 @@ pub use client::{
 pub use identity::{NodeIdentity, SavedIdentity};
 pub use listener::{EnrolmentListener, NodeEvent, SharedNodeConfig};
 pub use protocol::{
-    AgentMessage, COMPATIBLE_VERSION, JoinConfig, JoinRequest, JoinResponse, LeaderMessage,
-    clock_problem, unix_time,
+    AgentMessage, COMPATIBLE_VERSION, HostPathMapping, JoinConfig, JoinRequest, JoinResponse,
+    LeaderMessage, clock_problem, unix_time,
 };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::{SinkExt, StreamExt};
@@ -93,6 +94,19 @@ pub struct JoinResponse {
     pub pods_grace: Duration,
     /// Launch pods as Slurm steps, unless their annotation chooses otherwise.
     pub pods_as_steps: bool,
+    /// Paths of hostPath volumes that lead to other directories.
+    pub host_path_mappings: Vec<HostPathMapping>,
+}
+
+/// A directory that pods find under another path in hostPath volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPathMapping {
+    /// The path in hostPath volumes.
+    pub path: PathBuf,
+    /// The directory on each node.
+    pub dir: PathBuf,
+    /// A node that has `path` uses its own.
+    pub only_if_missing: bool,
 }
 
 /// Messages from the leader to an agent.

@@ -256,6 +256,7 @@ pub(crate) mod tests {
             cluster_domain: "cluster.local".to_owned(),
             stream_idle_timeout: std::time::Duration::from_secs(4 * 60 * 60),
             processes: None,
+            node_paths: vec![],
         }
     }
 

@@ -359,6 +359,7 @@ fn config() -> NodeConfig {
         cluster_domain: "cluster.local".to_owned(),
         stream_idle_timeout: std::time::Duration::from_secs(4 * 60 * 60),
         processes: None,
+        node_paths: vec![],
     }
 }
 

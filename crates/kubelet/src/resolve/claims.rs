@@ -257,6 +257,7 @@ pub(super) fn host_path_source(
         path: PathBuf::from(path),
         kind,
         read_only,
+        mapped: None,
     })
 }
 

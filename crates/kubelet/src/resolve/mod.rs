@@ -47,6 +47,7 @@ use pod_protocol::{Bundle, ContainerInput, NodeFacts, Problem};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use volumes::content::{TrustBundles, VolumeInputs};
+use volumes::{NodePath, VolumeSource};
 
 use self::certificates::{CertificateManager, CertificateState};
 use self::claims::{BoundClaim, ClaimReader};
@@ -68,6 +69,7 @@ const SERVICE_DEBOUNCE: Duration = Duration::from_secs(1);
 /// Resolves the pods of one node.
 pub(crate) struct Resolver {
     node: NodeFacts,
+    node_paths: Vec<NodePath>,
     allocatable: BTreeMap<String, Quantity>,
     config_maps: WatchedObjects<ConfigMap>,
     secrets: WatchedObjects<Secret>,
@@ -116,6 +118,7 @@ impl Resolver {
                 cluster_domain: config.cluster_domain.clone(),
                 memory_bytes: config.capacity.memory_bytes,
             },
+            node_paths: config.node_paths.clone(),
             allocatable: resources(&config.capacity),
             config_maps: WatchedObjects::new(client.clone(), "configmap"),
             secrets: WatchedObjects::new(client.clone(), "secret"),
@@ -187,7 +190,7 @@ impl Resolver {
             claims: claims.volumes,
             services: services_synced.then_some(service_variables),
         };
-        let mut resolved = inputs.resolve(self.node.clone());
+        let mut resolved = inputs.resolve(self.node.clone(), &self.node_paths);
         resolved.warnings.extend(certificates.warnings);
         resolved
     }
@@ -294,12 +297,15 @@ struct ResolveInputs {
 }
 
 impl ResolveInputs {
-    fn resolve(&self, node: NodeFacts) -> ResolvedPod {
+    fn resolve(&self, node: NodeFacts, node_paths: &[NodePath]) -> ResolvedPod {
         let pod = &self.volumes.pod;
         let mut failed_mounts = Vec::new();
         let mut volumes = BTreeMap::new();
         for volume in references::used_volumes(pod) {
-            let source = volume_sources::volume_source(volume, self).and_then(|source| {
+            let source = volume_sources::volume_source(volume, self).and_then(|mut source| {
+                if let VolumeSource::HostPath { path, mapped, .. } = &mut source {
+                    *mapped = NodePath::find(node_paths, path);
+                }
                 serde_json::to_value(source)
                     .map_err(|error| format!("cannot encode volume {:?}: {error}", volume.name))
             });

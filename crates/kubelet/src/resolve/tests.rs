@@ -64,7 +64,7 @@ fn inputs(spec: Value) -> ResolveInputs {
 
 fn container_input(container: Value) -> ContainerInput {
     let resolved = inputs(json!({ "nodeName": "node1", "containers": [container] }))
-        .resolve(NodeFacts::default());
+        .resolve(NodeFacts::default(), &[]);
     resolved.bundle.containers["main"].clone()
 }
 
@@ -135,7 +135,7 @@ fn unsynced_objects_only_affect_their_users() {
     inputs
         .unknown_config_maps
         .insert("slow".to_owned(), "no answer".to_owned());
-    let resolved = inputs.resolve(NodeFacts::default());
+    let resolved = inputs.resolve(NodeFacts::default(), &[]);
     let problem = |name: &str| resolved.bundle.containers[name].problem.clone();
     assert_eq!(problem("a").unwrap().message, "no answer");
     assert_eq!(problem("b"), None);
@@ -144,7 +144,7 @@ fn unsynced_objects_only_affect_their_users() {
         ["MountVolume.SetUp failed for volume \"v\" : no answer"]
     );
     inputs.services = None;
-    let resolved = inputs.resolve(NodeFacts::default());
+    let resolved = inputs.resolve(NodeFacts::default(), &[]);
     insta::assert_snapshot!(
         resolved.bundle.containers["b"]
             .problem
@@ -171,7 +171,7 @@ fn with_volumes(volumes: Value) -> ResolvedPod {
         "containers": [{ "name": "main", "volumeMounts": mounts, "resources": { "limits": { "memory": "64Mi" } } }],
         "volumes": all,
     }))
-    .resolve(NodeFacts::default())
+    .resolve(NodeFacts::default(), &[])
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn claims_become_directories() {
         let volume = serde_json::from_value(volume).unwrap();
         let claimed = claims::BoundClaim { volume, read_only };
         inputs.claims.insert("data".to_owned(), Ok(claimed));
-        let resolved = inputs.resolve(NodeFacts::default());
+        let resolved = inputs.resolve(NodeFacts::default(), &[]);
         match resolved.failed_mounts.first() {
             Some(message) => Value::from(message.clone()),
             None => resolved.bundle.volumes["data"].clone(),
@@ -282,7 +282,7 @@ fn unreadable_pull_secrets_cause_warning() {
         "containers": [],
         "imagePullSecrets": [{ "name": "pull" }, { "name": "old" }, { "name": "keys" }, { "name": "none" }],
     }))
-    .resolve(NodeFacts::default());
+    .resolve(NodeFacts::default(), &[]);
     insta::assert_json_snapshot!(json!([resolved.bundle.pull_credentials, resolved.warnings]));
 }
 

@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use crate::content::ContentError;
-use crate::{FsGroupPolicy, HostPathKind, VolumeSource};
+use crate::{FsGroupPolicy, HostPathKind, MappedPath, VolumeSource};
 
 /// The mode of an emptyDir: containers may run as any user.
 const EMPTY_DIR_MODE: u32 = 0o777;
@@ -178,9 +178,11 @@ impl PodVolumes {
                 path,
                 kind,
                 read_only,
+                mapped,
             } => {
+                let path = MappedPath::choose(mapped.as_ref(), path);
                 host_path::check(path, *kind)?;
-                (path.clone(), *read_only)
+                (path.to_owned(), *read_only)
             }
             VolumeSource::Nfs {
                 server,

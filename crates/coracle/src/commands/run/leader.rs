@@ -22,6 +22,7 @@ use super::RunSettings;
 use super::addons::Addons;
 use super::file_check::WORKLOAD_SUCCEEDED;
 use super::manifests;
+use super::settings::host_path_mappings;
 use super::workload::{Manifests, Workload, environment};
 use crate::cli::RunOptions;
 use crate::exit;
@@ -46,7 +47,7 @@ pub async fn run(
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
     let launch = async {
-        let options = cluster_options(&settings.options);
+        let options = cluster_options(&settings.options)?;
         let seed = cluster::ensure_seed(&release, &options.service_cidr, &mut phases).await;
         Cluster::launch(&options, &allocation, &release, seed, slurm.clone()).await
     };
@@ -94,8 +95,9 @@ pub async fn run(
     result.map(exit::code)
 }
 
-fn cluster_options(options: &RunOptions) -> ClusterOptions {
-    ClusterOptions {
+fn cluster_options(options: &RunOptions) -> Result<ClusterOptions, Failure> {
+    Ok(ClusterOptions {
+        host_path_mappings: host_path_mappings(options)?,
         pod_cidr: options.pod_cidr.clone(),
         service_cidr: options.service_cidr.clone(),
         api_port: options.api_port,
@@ -105,7 +107,7 @@ fn cluster_options(options: &RunOptions) -> ClusterOptions {
         membership: ClusterMembership::Fixed,
         verbose: options.verbose,
         log_dir: options.logs.clone(),
-    }
+    })
 }
 
 /// Refuses a low `ulimit -v`. Go programs reserve much more address space than they use, and crash below such a limit without a clear

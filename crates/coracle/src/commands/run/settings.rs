@@ -3,11 +3,13 @@
 use console::{Failure, FailureCode};
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
+use std::path::{Component, Path};
 
 use clap::Parser;
 
 use crate::cli::{RunArgs, RunOptions, TrailingOptions};
 use cluster::NODE_PREFIX_LEN;
+use cluster::enrolment::HostPathMapping;
 
 /// The parsed command line.
 #[derive(Debug, Clone)]
@@ -52,6 +54,9 @@ impl RunSettings {
                 .with_hint("pods and services need separate networks")
                 .into());
         }
+        for node_path in &options.node_path {
+            parse_node_path(node_path)?;
+        }
         Ok(Self {
             options,
             slurm: split.slurm,
@@ -82,6 +87,9 @@ impl RunSettings {
                 args.push(format!("--{name}={}", dir.display()));
             }
         }
+        for node_path in &options.node_path {
+            args.push(format!("--node-path={node_path}"));
+        }
         args.push(format!("--api-port={}", options.api_port));
         args.push(format!("--start-timeout={}", options.start_timeout));
         args.push(format!("--pod-cidr={}", options.pod_cidr));
@@ -90,6 +98,41 @@ impl RunSettings {
         args.push(text(&self.workload));
         args.extend(self.args.iter().map(text));
         args
+    }
+}
+
+/// The directories that pods find under other paths. The first one is that of KSI, which mounts the current directory as `/app`.
+pub fn host_path_mappings(options: &RunOptions) -> Result<Vec<HostPathMapping>, Failure> {
+    let current = std::env::current_dir().ok().map(|dir| HostPathMapping {
+        path: "/app".into(),
+        dir,
+        only_if_missing: true,
+    });
+    let named: Vec<_> = (options.node_path.iter())
+        .map(|text| parse_node_path(text))
+        .collect::<Result<_, _>>()?;
+    let names_app = named
+        .iter()
+        .any(|mapping| mapping.path == Path::new("/app"));
+    let current = current.filter(|_| !names_app);
+    Ok(current.into_iter().chain(named).collect())
+}
+
+/// Parses a value of `--node-path`.
+fn parse_node_path(text: &str) -> Result<HostPathMapping, Failure> {
+    let is_clean = |path: &Path| {
+        path.is_absolute() && path.components().all(|part| part != Component::ParentDir)
+    };
+    let parts = text.split_once('=');
+    let parts = parts.map(|(path, dir)| (Path::new(path), Path::new(dir)));
+    match parts {
+        Some((path, dir)) if is_clean(path) && is_clean(dir) => Ok(HostPathMapping {
+            path: path.components().collect(),
+            dir: dir.components().collect(),
+            only_if_missing: false,
+        }),
+        _ => Err(usage(&format!("--node-path: {text:?} is not PATH=DIR"))
+            .with_hint("both are absolute paths without ..: --node-path=/data=/scratch/me/data")),
     }
 }
 
@@ -102,6 +145,7 @@ fn merge(options: &mut RunOptions, late: RunOptions) {
     options.pods_as_steps |= late.pods_as_steps;
     options.logs = late.logs.or(options.logs.take());
     options.kubernetes = late.kubernetes.or(options.kubernetes.take());
+    options.node_path.extend(late.node_path);
     if late.api_port != default.api_port {
         options.api_port = late.api_port;
     }
@@ -265,5 +309,27 @@ mod tests {
         assert_eq!(split_line("-- -odd").workload, Some("-odd".into()));
         assert_eq!(split_line("-N2").workload, None);
         assert!(split_args(vec!["-N".into()]).is_err());
+    }
+
+    #[test]
+    fn node_paths_are_checked() {
+        let mapping = parse_node_path("/data/=/scratch/me//data").unwrap();
+        assert_eq!(mapping.path, Path::new("/data"));
+        assert_eq!(mapping.dir, Path::new("/scratch/me/data"));
+        for bad in ["", "/data", "data=/x", "/data=x", "/data=/x/../y", "=/x"] {
+            let failure = parse_node_path(bad).unwrap_err();
+            assert!(failure.hint().is_some(), "{bad}");
+        }
+        // The current directory is /app, unless another one is named.
+        let options = |node_path: &[&str]| RunOptions {
+            node_path: node_path.iter().map(|text| (*text).to_owned()).collect(),
+            ..RunOptions::default()
+        };
+        let mappings = host_path_mappings(&options(&["/data=/x"])).unwrap();
+        assert!(mappings[0].only_if_missing && mappings[0].path == Path::new("/app"));
+        assert_eq!(mappings.len(), 2);
+        let mappings = host_path_mappings(&options(&["/app=/x"])).unwrap();
+        assert_eq!(mappings.len(), 1);
+        assert_eq!(mappings[0].dir, Path::new("/x"));
     }
 }

@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use volumes::NodePath;
 
 use super::hub::NodeHub;
 use super::image_gc;
@@ -554,6 +555,13 @@ fn node_config(
             environment: job.env_variable,
             cgroup: job.cgroup_name,
         }),
+        node_paths: (response.host_path_mappings.iter())
+            .map(|mapping| NodePath {
+                path: mapping.path.clone(),
+                dir: mapping.dir.clone(),
+                only_if_missing: mapping.only_if_missing,
+            })
+            .collect(),
     })
 }
 
