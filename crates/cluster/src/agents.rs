@@ -29,7 +29,7 @@ const MAX_QUOTED_LINES: usize = 40;
 /// Debounce window: `srun` reports all nodes that don't see the program at about the same time.
 const NODES_WITHOUT_PROGRAM_WINDOW: Duration = Duration::from_millis(300);
 /// Time that a step has to end after its agents have left.
-const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+const STEP_STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time that `srun` has to end a step after SIGTERM.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -300,7 +300,7 @@ impl AgentStepHandle {
 
     /// Waits for the step's end, and ends it after a time-out.
     async fn finish(mut self) {
-        if tokio::time::timeout(STOP_TIMEOUT, &mut self.task)
+        if tokio::time::timeout(STEP_STOP_TIMEOUT, &mut self.task)
             .await
             .is_ok()
         {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::private_file::{create_private_dir, open_private_dir, open_private_file};
 
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const STORAGE_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Where etcd keeps the objects of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ impl StorageDir {
                 let text = format!("another control plane uses {}", path.display());
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
             }
-            std::thread::sleep(LOCK_POLL_INTERVAL);
+            std::thread::sleep(STORAGE_LOCK_POLL_INTERVAL);
         }
         let etcd = path.join("etcd");
         create_private_dir(&etcd)?;

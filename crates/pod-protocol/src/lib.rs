@@ -45,6 +45,6 @@ pub mod usage;
 pub use go_duration::go_duration;
 pub use types::{
     AttachQuery, Bundle, ContainerInput, ExecQuery, HostFacts, LogQuery, LogSource, NodeFacts,
-    PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
-    VERSION,
+    PROTOCOL_VERSION, PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId,
+    SandboxWelcome, Stop,
 };

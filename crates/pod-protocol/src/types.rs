@@ -8,12 +8,12 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol; both sides must use the same.
-pub const VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The first line of a connection, from the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SandboxHello {
-    /// [`VERSION`] of the sandbox.
+    /// [`PROTOCOL_VERSION`] of the sandbox.
     pub version: u32,
     /// The pod's uid.
     pub uid: String,

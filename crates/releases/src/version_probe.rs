@@ -15,7 +15,7 @@ use crate::version::ReleaseVersion;
 pub const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Limit on the output of a program.
-const MAX_OUTPUT: u64 = 64 << 10;
+const MAX_VERSION_OUTPUT: u64 = 64 << 10;
 
 /// A program did not report its version.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,10 @@ async fn read_output(program: &Path, arguments: &[&str]) -> io::Result<String> {
         .spawn()?;
     let mut output = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        stdout.take(MAX_OUTPUT).read_to_end(&mut output).await?;
+        stdout
+            .take(MAX_VERSION_OUTPUT)
+            .read_to_end(&mut output)
+            .await?;
     }
     child.wait().await?;
     Ok(String::from_utf8_lossy(&output).into_owned())

@@ -30,7 +30,7 @@ const LOG_READERS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The API server's default of `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 /// Retry interval of updates and checkpoints that failed.
-const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+const SUPERVISOR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 type PodRuntime<S> = Rc<LinuxRuntime<S>>;
 
@@ -287,7 +287,8 @@ async fn apply_bundles<S: NodeServices>(
         let changed = match is_complete {
             true => newest.changed().await,
             false => {
-                let changed = tokio::time::timeout(RETRY_INTERVAL, newest.changed()).await;
+                let changed =
+                    tokio::time::timeout(SUPERVISOR_RETRY_INTERVAL, newest.changed()).await;
                 changed.unwrap_or(Ok(()))
             }
         };
@@ -318,7 +319,8 @@ async fn save_checkpoints(checkpoint: Arc<Checkpoint>, mut state: watch::Receive
             Ok(()) => state.changed().await,
             Err(error) => {
                 tracing::warn!(%error, "cannot write the pod's checkpoint yet");
-                let changed = tokio::time::timeout(RETRY_INTERVAL, state.changed()).await;
+                let changed =
+                    tokio::time::timeout(SUPERVISOR_RETRY_INTERVAL, state.changed()).await;
                 changed.unwrap_or(Ok(()))
             }
         };

@@ -12,7 +12,7 @@ pub mod script;
 use std::path::{Path, PathBuf};
 
 /// Prefix of a carry directory's name, and the number of random characters that `mktemp` adds.
-const DIR_PREFIX: &str = "coracle-carried.";
+const CARRY_DIR_PREFIX: &str = "coracle-carried.";
 const RANDOM_CHARS: usize = 16;
 /// The program in the directory: its name, and the name until the copy is complete.
 const PROGRAM: &str = "coracle";
@@ -68,7 +68,7 @@ fn carried_dir(program: &Path) -> Option<PathBuf> {
 
 fn is_carry_dir_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    let suffix = name.and_then(|name| name.strip_prefix(DIR_PREFIX));
+    let suffix = name.and_then(|name| name.strip_prefix(CARRY_DIR_PREFIX));
     suffix.is_some_and(|suffix| {
         suffix.len() == RANDOM_CHARS && suffix.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })

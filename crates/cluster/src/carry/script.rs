@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::program_stream::{BLOCK_SIZE, ProgramStream};
+use super::program_stream::{CARRY_BLOCK_SIZE, ProgramStream};
 
 /// The shell that runs it.
 pub const SHELL: &str = "/bin/sh";
@@ -78,7 +78,7 @@ exec /proc/self/fd/9/coracle "$@"
 
 /// The functions for a script with this prefix of error messages, which must not contain quotes.
 pub fn functions(message_prefix: &'static str) -> String {
-    format!("prefix='{message_prefix}' block={BLOCK_SIZE}{FUNCTIONS}")
+    format!("prefix='{message_prefix}' block={CARRY_BLOCK_SIZE}{FUNCTIONS}")
 }
 
 /// The arguments of [`SHELL`] that receive `program` and execute it with `args`. The program removes its directory.

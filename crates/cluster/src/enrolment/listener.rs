@@ -27,9 +27,9 @@ use crate::node_plan::NodePlan;
 use crate::token;
 
 /// Limit on connections whose client has not authenticated yet, beside one per node: every user of the host can open some.
-const MAX_UNAUTHENTICATED: usize = 512;
+const MAX_UNAUTHENTICATED_AGENTS: usize = 512;
 /// Time that a client has to authenticate.
-const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
+const AGENT_AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A change of a node's membership.
 #[derive(Debug)]
@@ -117,8 +117,10 @@ impl EnrolmentListener {
         Arc::new(Self {
             shared,
             roster: Mutex::default(),
-            unauthenticated: UnauthenticatedConnections::new(MAX_UNAUTHENTICATED + expected_nodes),
-            authentication_timeout: AUTHENTICATION_TIMEOUT,
+            unauthenticated: UnauthenticatedConnections::new(
+                MAX_UNAUTHENTICATED_AGENTS + expected_nodes,
+            ),
+            authentication_timeout: AGENT_AUTHENTICATION_TIMEOUT,
             events,
         })
     }

@@ -14,7 +14,7 @@ use tokio_util::codec::{Framed, LinesCodec};
 /// The name in the leader's certificate; agents know addresses only.
 pub const LEADER_NAME: &str = "leader.coracle";
 /// Limit on the length of a message.
-const MAX_LINE: usize = 256 * 1024;
+const MAX_MESSAGE_LINE: usize = 256 * 1024;
 /// Larger clock differences make certificates invalid and leases expire.
 const MAX_CLOCK_DIFFERENCE: Duration = control_plane::pki::CLOCK_TOLERANCE;
 
@@ -133,7 +133,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
     pub fn new(stream: S) -> Self {
         Self(Framed::new(
             stream,
-            LinesCodec::new_with_max_length(MAX_LINE),
+            LinesCodec::new_with_max_length(MAX_MESSAGE_LINE),
         ))
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let (client, mut server) = tokio::io::duplex(1 << 20);
         let mut stream = MessageStream::new(client);
         tokio::spawn(async move {
-            let garbage = vec![b'x'; MAX_LINE + 2];
+            let garbage = vec![b'x'; MAX_MESSAGE_LINE + 2];
             let _ = tokio::io::AsyncWriteExt::write_all(&mut server, &garbage).await;
         });
         assert!(stream.receive::<AgentMessage>().await.is_err());

@@ -16,8 +16,8 @@ use kube::client::Body;
 use pod_protocol::connection::{LogByteStream, accept, serve};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, SandboxCredential,
-    SandboxHello, SandboxId, SandboxWelcome, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PROTOCOL_VERSION, PodState, Problem,
+    SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -539,7 +539,7 @@ async fn connect_all(
     while let Some(sandbox) = connecting.recv().await {
         let (here, there) = tokio::io::duplex(1 << 16);
         let mut hello = SandboxHello {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             uid: "u".to_owned(),
             id: sandbox.id(),
             credential: SandboxCredential::Key(String::new()),

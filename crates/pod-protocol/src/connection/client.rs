@@ -91,7 +91,7 @@ where
 {
     // Bytes after the line may have been read with it, so the buffered reader is kept. Its buffer is smaller than the
     // reads of HTTP/2, which bypass it once it is empty.
-    let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
+    let mut io = BufReader::with_capacity(hello::MAX_HELLO_LINE, io);
     let hello = hello::receive(&mut io).await?;
     let Some(welcome) = authenticate(&hello) else {
         return Err(HelloError::Unauthenticated { uid: hello.uid });

@@ -215,7 +215,7 @@ where
     let timeout = tokio::time::sleep(first_request_timeout);
     let mut timeout = pin!(timeout);
     // Bytes after the welcome may be read with it, so the buffered reader is kept.
-    let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
+    let mut io = BufReader::with_capacity(hello::MAX_HELLO_LINE, io);
     let welcomed = tokio::select! {
         welcomed = exchange_hello(&mut io, hello) => welcomed,
         () = &mut timeout => return ServeEnd::NoRequest,

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::*;
 use crate::streams::{FrameReader, FrameStream};
 use crate::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
-    SandboxId, SandboxWelcome, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PROTOCOL_VERSION, PodState, Problem,
+    SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 
 /// A service that records its calls.
@@ -125,7 +125,7 @@ fn serial(state: &PodState) -> i64 {
 
 fn hello() -> SandboxHello {
     SandboxHello {
-        version: VERSION,
+        version: PROTOCOL_VERSION,
         uid: "1234".to_owned(),
         id: SandboxId::new("1234/1"),
         credential: SandboxCredential::LaunchToken("secret".to_owned()),

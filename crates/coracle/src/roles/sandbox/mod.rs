@@ -30,7 +30,9 @@ use linux::clone::{CloneResult, NewNamespaces};
 use linux::signal::BlockedSignals;
 use network::hub::HubNamespaces;
 use pod_protocol::connection::{KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected};
-use pod_protocol::{PodState, Problem, SandboxCredential, SandboxHello, SandboxId, VERSION};
+use pod_protocol::{
+    PROTOCOL_VERSION, PodState, Problem, SandboxCredential, SandboxHello, SandboxId,
+};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::lifecycle::checkpoint;
@@ -52,7 +54,7 @@ pub const AGENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Name of the logs' directory, in the pod's directory.
 const LOGS_DIR: &str = "logs";
 /// Time-out of killing processes. A process that exceeds it is blocked in uninterruptible I/O.
-const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+const SANDBOX_KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that the kubelet has to receive the last state of a pod whose job ends.
 const LAST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
 /// `status.message` of such a pod.
@@ -285,7 +287,7 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
 fn run_inner_in_host_pid_namespace(socket: OwnedFd) -> std::io::Result<()> {
     linux::process::become_subreaper()?;
     let served = sandbox::runtime::inner::run(socket);
-    let killed = linux::process::kill_descendants(KILL_TIMEOUT);
+    let killed = linux::process::kill_descendants(SANDBOX_KILL_TIMEOUT);
     served.and(killed)
 }
 
@@ -296,7 +298,7 @@ async fn run_pod(
     signals: BlockedSignals,
 ) -> anyhow::Result<ExitCode> {
     let mut hello = SandboxHello {
-        version: VERSION,
+        version: PROTOCOL_VERSION,
         uid: config.uid.clone(),
         id: match &config.job_sandbox {
             Some(id) => id.clone(),

@@ -17,7 +17,7 @@ use super::spec::{phase, uid};
 use crate::node::pressure::{EvictionResource, Shortage, shortages};
 
 /// Interval between checks, as in upstream.
-const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// A pod whose sandbox does not report its usage in this time is not considered.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an evicted pod may take to end before the next one is evicted.
@@ -29,7 +29,7 @@ const MIN_FULL_DISK_CHECKS: u32 = 3;
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut full_disk_checks = 0;
     loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        tokio::time::sleep(EVICTION_CHECK_INTERVAL).await;
         let shortages = shortages(shared.config.scratch_dir());
         let disk = shortages
             .iter()

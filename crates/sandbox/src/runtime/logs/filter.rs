@@ -6,7 +6,7 @@ use pod_protocol::{LogQuery, LogSource, Problem};
 use super::record::{self, LogRecord, OutputStream};
 
 /// Longer lines of a log file are no records and are skipped. More than the longest record with its header.
-const MAX_LINE: usize = 64 * 1024;
+const MAX_LOG_LINE: usize = 64 * 1024;
 
 /// Selects records, and how they are printed.
 #[derive(Clone, Debug, Default)]
@@ -97,7 +97,7 @@ impl FilteredOutput {
                 return;
             }
         }
-        if self.partial.len() + rest.len() > MAX_LINE {
+        if self.partial.len() + rest.len() > MAX_LOG_LINE {
             self.partial = Vec::new();
             self.is_skipping = true;
         } else if !self.is_skipping {
@@ -250,7 +250,7 @@ this is not a record
         let mut out = Vec::new();
         for _ in 0..100 {
             output.push(&[b'g'; 5000], &mut out);
-            assert!(output.partial.len() <= MAX_LINE);
+            assert!(output.partial.len() <= MAX_LOG_LINE);
         }
         output.push(b"rest\nT stdout F sense\n", &mut out);
         assert_eq!(out, b"sense\n");
