@@ -2,10 +2,10 @@
 //!
 //! An agent, the doctor and `coracle logs` need the program alone: the shell of a step receives it ([`script`]) as a
 //! stream ([`program_stream`]). Without a shared file system a leader also needs the release and the
-//! workload, which `coracle run` sends after the program ([`bundle`] writes and unpacks them). Either way
+//! workload, which `coracle run` sends after the program ([`archive`] writes and unpacks them). Either way
 //! the copy lies in a directory in `/tmp` that only this user can enter and that the node itself has named.
 
-pub mod bundle;
+pub mod archive;
 pub mod program_stream;
 pub mod script;
 
@@ -21,7 +21,7 @@ const UNFINISHED: &str = "coracle.part";
 const RELEASES: &str = "kubernetes";
 /// The directory that contains the workload.
 const WORKLOAD: &str = "workload";
-/// The last entry of a bundle: without it, the bundle is incomplete.
+/// The last entry of an archive: without it, the archive is incomplete.
 const COMPLETE: &str = "complete";
 
 /// Parses the carry directory that a node reports; `None` if it is not one in `/tmp`.

@@ -58,7 +58,7 @@ mv "$dir/coracle.part" "$dir/coracle"
 exec "$dir/coracle" "$@"
 "#;
 
-/// Receives the program into a directory that another step has made, and executes it to receive the bundle there.
+/// Receives the program into a directory that another step has made, and executes it to receive the archive there.
 const RECEIVE: &str = r#"
 enter_dir "$3"
 receive_program "$1" "$2"
@@ -92,7 +92,7 @@ pub fn run_args(
     shell_args
 }
 
-/// The arguments of [`SHELL`] that receive `program`, and a bundle after it, into `dir` on that node.
+/// The arguments of [`SHELL`] that receive `program`, and an archive after it, into `dir` on that node.
 pub fn receive_args(
     message_prefix: &'static str,
     program: &ProgramStream,
