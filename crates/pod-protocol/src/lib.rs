@@ -36,6 +36,7 @@
 pub mod connection;
 mod go_duration;
 pub mod mounts;
+mod pod_failure;
 pub mod restart;
 pub mod streams;
 pub mod termination;
@@ -43,6 +44,7 @@ mod types;
 pub mod usage;
 
 pub use go_duration::go_duration;
+pub use pod_failure::{FailureCause, PodFailure};
 pub use types::{
     AttachQuery, Bundle, ContainerInput, ExecQuery, HostFacts, LogQuery, LogSource, NodeFacts,
     PROTOCOL_VERSION, PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId,

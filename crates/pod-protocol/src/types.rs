@@ -7,8 +7,10 @@ use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::PodFailure;
+
 /// The version of this protocol; both sides must use the same.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// The first line of a connection, from the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -171,8 +173,8 @@ pub struct PodState {
     pub containers: Vec<ContainerStatus>,
     /// Ephemeral containers.
     pub ephemeral_containers: Vec<ContainerStatus>,
-    /// Why the pod as a whole failed, such as `DeadlineExceeded`.
-    pub failure: Option<Problem>,
+    /// Why the pod as a whole failed, if it did.
+    pub failure: Option<PodFailure>,
     /// No container runs and none will be started.
     pub finished: bool,
     /// The most recent events, oldest first. A kubelet that was away for a while can still record them.
@@ -221,7 +223,7 @@ pub struct Stop {
     /// Seconds from now until SIGKILL; a later request can only shorten it.
     pub grace_seconds: i64,
     /// Set if the pod as a whole fails by this request (eviction, node shutdown).
-    pub failure: Option<Problem>,
+    pub failure: Option<PodFailure>,
 }
 
 /// A command to run in a container.

@@ -11,7 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
-use pod_protocol::{AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop};
+use pod_protocol::{
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodFailure, PodState, Problem, Stop,
+};
 use rustix::process::Pid;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
@@ -149,7 +151,7 @@ impl<S: NodeServices> SandboxPod<S> {
     }
 
     /// Ends the pod within its grace period, because Slurm ends it, and waits until no container runs.
-    pub async fn terminate(&self, failure: Problem) {
+    pub async fn terminate(&self, failure: PodFailure) {
         let (lifecycle, grace_seconds) = match &mut *self.stage.borrow_mut() {
             Stage::Running(lifecycle, bundle, _) => {
                 let spec = bundle.borrow().pod.spec.clone().unwrap_or_default();
@@ -214,10 +216,10 @@ impl<S: NodeServices> SandboxPod<S> {
         }
         let evicted = lifecycle.clone();
         tokio::task::spawn_local(async move {
-            let problem = eviction::wait_until_exceeded(&pod, &measured_dirs).await;
+            let failure = eviction::wait_until_exceeded(&pod, &measured_dirs).await;
             evicted.stop(Stop {
                 grace_seconds: 1,
-                failure: Some(problem),
+                failure: Some(failure),
             });
         });
         tokio::task::spawn_local(publish_states(

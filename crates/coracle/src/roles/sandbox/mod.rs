@@ -31,7 +31,8 @@ use linux::signal::BlockedSignals;
 use network::hub::HubNamespaces;
 use pod_protocol::connection::{KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected};
 use pod_protocol::{
-    PROTOCOL_VERSION, PodState, Problem, SandboxCredential, SandboxHello, SandboxId,
+    FailureCause, PROTOCOL_VERSION, PodFailure, PodState, SandboxCredential, SandboxHello,
+    SandboxId,
 };
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
@@ -327,7 +328,8 @@ async fn run_pod(
         let terminated = termination_signal(signals)?;
         tokio::task::spawn_local(async move {
             if terminated.await.is_ok() {
-                pod.terminate(Problem::new("Terminated", JOB_ENDED)).await;
+                pod.terminate(PodFailure::new(FailureCause::JobEnded, JOB_ENDED))
+                    .await;
                 // The kubelet ends the sandbox earlier, when it has received the pod's last state.
                 tokio::time::sleep(LAST_STATE_TIMEOUT).await;
                 pod.dismiss();

@@ -60,7 +60,7 @@ async fn evict_one(shared: &Shared, shortage: &Shortage) {
             Some(EvictionCandidate { pod, usage })
         });
     let candidates: Vec<_> = join_all(requests).await.into_iter().flatten().collect();
-    let Some((candidate, problem)) = choose(&candidates, shortage) else {
+    let Some((candidate, failure)) = choose(&candidates, shortage) else {
         tracing::warn!(
             ?shortage,
             "the machine is short of a resource, and no pod of this node exceeds its requests"
@@ -70,11 +70,11 @@ async fn evict_one(shared: &Shared, shortage: &Shortage) {
     let uid = uid(&candidate.pod).to_owned();
     tracing::warn!(
         pod = super::spec::full_name(&candidate.pod),
-        message = problem.message,
+        message = failure.message,
         "evicting pod"
     );
     shared.evictions.send_modify(|evictions| {
-        evictions.insert(uid.clone(), problem);
+        evictions.insert(uid.clone(), failure);
     });
     let until = Instant::now() + EVICTION_TIMEOUT;
     while Instant::now() < until {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::jiff::Timestamp;
-use pod_protocol::PodEvent;
+use pod_protocol::{FailureCause, PodEvent};
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, LocalSet};
 
@@ -523,8 +523,9 @@ fn pod_does_not_end_while_sandbox_may_run() {
 fn killed_evicted_pod_keeps_its_reason() {
     simulate(async {
         let (fixture, _worker) = running_pod("Never").await;
-        let problem = crate::pods::failure::evicted("The node was low on resource: memory.".into());
-        let evicted = [("u".to_owned(), problem)].into();
+        let message = "The node was low on resource: memory.";
+        let failure = PodFailure::new(FailureCause::NodePressure, message);
+        let evicted = [("u".to_owned(), failure)].into();
         fixture.shared.evictions.send_replace(evicted);
         // The sandbox does not respond to the stop request.
         fixture.wait_for_phase("Failed").await;
@@ -824,16 +825,14 @@ fn deadline_is_left_to_sandbox_with_bundle() {
 fn evicted_pod_fails_and_is_not_restarted() {
     simulate(async {
         let (fixture, _worker) = running_pod("Always").await;
-        let problem = Problem {
-            reason: "Evicted".to_owned(),
-            message: "The node was low on resource: memory. ".to_owned(),
-        };
-        let evicted = [("u".to_owned(), problem.clone())].into();
+        let message = "The node was low on resource: memory. ";
+        let failure = PodFailure::new(FailureCause::NodePressure, message);
+        let evicted = [("u".to_owned(), failure.clone())].into();
         fixture.shared.evictions.send_replace(evicted);
         let stop = wait_for_stop(&fixture, 0).await;
         assert_eq!(
             (stop.grace_seconds, stop.failure.as_ref()),
-            (1, Some(&problem))
+            (1, Some(&failure))
         );
         fixture.sandbox(0).await.report(PodState {
             failure: stop.failure,
@@ -898,7 +897,8 @@ fn node_shutdown_terminates_pods() {
         let until = Instant::now() + Duration::from_secs(10);
         fixture.shutdown.send_replace(Some(until));
         let stop = wait_for_stop(&fixture, 0).await;
-        assert_eq!(stop.failure.as_ref().unwrap().reason, "Terminated");
+        let cause = stop.failure.as_ref().unwrap().cause;
+        assert_eq!(cause, FailureCause::NodeShutdown);
         assert!((8..=10).contains(&stop.grace_seconds));
         let sandbox = fixture.sandbox(0).await;
         sandbox.report(PodState {
