@@ -37,6 +37,7 @@ pub mod connection;
 mod go_duration;
 pub mod mounts;
 mod pod_failure;
+mod request_error;
 pub mod restart;
 pub mod streams;
 pub mod termination;
@@ -45,6 +46,7 @@ pub mod usage;
 
 pub use go_duration::go_duration;
 pub use pod_failure::{FailureCause, PodFailure};
+pub use request_error::{RequestError, RequestErrorKind};
 pub use types::{
     AttachQuery, Bundle, ContainerInput, ExecQuery, HostFacts, LogQuery, LogSource, NodeFacts,
     PROTOCOL_VERSION, PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId,

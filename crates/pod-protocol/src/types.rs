@@ -120,20 +120,7 @@ pub struct Problem {
     pub message: String,
 }
 
-/// [`Problem::reason`] of [`Problem::not_found`].
-const NOT_FOUND: &str = "NotFound";
-
 impl Problem {
-    /// The pod or container of a request does not exist.
-    pub fn not_found(message: impl Into<String>) -> Self {
-        Self::new(NOT_FOUND, message)
-    }
-
-    /// Whether this is [`not_found`](Self::not_found).
-    pub fn is_not_found(&self) -> bool {
-        self.reason == NOT_FOUND
-    }
-
     /// A failure with this reason and message.
     pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self {

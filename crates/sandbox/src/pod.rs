@@ -12,7 +12,7 @@ use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodFailure, PodState, Problem, Stop,
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodFailure, PodState, RequestError, Stop,
 };
 use rustix::process::Pid;
 use tokio::net::TcpStream;
@@ -189,10 +189,12 @@ impl<S: NodeServices> SandboxPod<S> {
     }
 
     /// The container runtime, if the pod has started.
-    fn runtime(&self) -> Result<PodRuntime<S>, Problem> {
+    fn runtime(&self) -> Result<PodRuntime<S>, RequestError> {
         match &*self.stage.borrow() {
             Stage::Running(_, _, runtime) => Ok(runtime.clone()),
-            Stage::Pending(_) | Stage::Failed => Err(Problem::not_found("the pod does not run")),
+            Stage::Pending(_) | Stage::Failed => {
+                Err(RequestError::not_found("the pod does not run"))
+            }
         }
     }
 
@@ -389,13 +391,17 @@ impl<S: NodeServices> SandboxService for SandboxPod<S> {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, RequestError> {
         let log = self.logs.read(&query).await?;
         let reader = self.readers.clone();
         Ok(log.inspect(move |_| _ = &reader).boxed())
     }
 
-    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
+    async fn exec(
+        &self,
+        query: ExecQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, RequestError> {
         let session = self.runtime()?.open_exec(query).await?;
         Ok(session.run(client))
     }
@@ -404,12 +410,12 @@ impl<S: NodeServices> SandboxService for SandboxPod<S> {
         &self,
         query: AttachQuery,
         client: FrameReader,
-    ) -> Result<FrameStream, Problem> {
+    ) -> Result<FrameStream, RequestError> {
         let session = self.runtime()?.open_attach(&query)?;
         Ok(session.run(client))
     }
 
-    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, RequestError> {
         self.runtime()?.open_port(port).await
     }
 

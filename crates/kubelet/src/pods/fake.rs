@@ -16,7 +16,7 @@ use kube::client::Body;
 use pod_protocol::connection::{LogByteStream, accept, serve};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PROTOCOL_VERSION, PodState, Problem,
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PROTOCOL_VERSION, PodState, RequestError,
     SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 use serde_json::{Value, json};
@@ -399,7 +399,7 @@ impl PodRecords for FakeRecords {
         &self,
         _uid: &str,
         _query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, RequestError>>> {
         futures::future::ready(None).boxed()
     }
 
@@ -650,23 +650,23 @@ impl pod_protocol::connection::SandboxService for FakeService {
         self.0.state.subscribe()
     }
 
-    async fn logs(&self, _: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, _: LogQuery) -> Result<LogByteStream, RequestError> {
         Ok(Box::pin(futures::stream::empty()))
     }
 
-    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, Problem> {
+    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
         Err(nothing_runs())
     }
 
-    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
         Err(nothing_runs())
     }
 
-    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, RequestError> {
         Err(nothing_runs())
     }
 }
 
-fn nothing_runs() -> Problem {
-    Problem::new("BadRequest", "no container is running")
+fn nothing_runs() -> RequestError {
+    RequestError::bad_request("no container is running")
 }

@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Container;
 use linux::async_fd::OutputReader;
 use pod_protocol::streams::{FrameKind, FrameStream, SessionEnd};
-use pod_protocol::{AttachQuery, ExecQuery, Problem};
+use pod_protocol::{AttachQuery, ExecQuery, RequestError};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -40,7 +40,7 @@ pub struct Attachable {
 
 impl<S: NodeServices> LinuxRuntime<S> {
     /// Starts an exec session.
-    pub async fn open_exec(&self, query: ExecQuery) -> Result<ClientSession, Problem> {
+    pub async fn open_exec(&self, query: ExecQuery) -> Result<ClientSession, RequestError> {
         let (serial, mut process, container_exit) = {
             let containers = self.containers.borrow();
             let container = find(&containers, &query.container)?;
@@ -56,10 +56,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             env::set_default(&mut process.env, "TERM", "xterm");
         }
         let failed = |error: io::Error| {
-            Problem::new(
-                "InternalError",
-                format!("cannot create the command's streams: {error}"),
-            )
+            RequestError::failed(format!("cannot create the command's streams: {error}"))
         };
         let pipes = StdioPipes::new(query.tty, query.stdin).map_err(failed)?;
         let request = InnerRequest::Exec {
@@ -69,14 +66,11 @@ impl<S: NodeServices> LinuxRuntime<S> {
         let started = self.inner.start_process(request, &pipes.theirs()).await;
         let InnerProcess {
             descriptors, exit, ..
-        } = started.map_err(exec_problem)?;
+        } = started.map_err(exec_error)?;
         let mut descriptors = descriptors.into_iter();
-        let process = descriptors.next().ok_or_else(|| {
-            Problem::new(
-                "InternalError",
-                "the inner process sent no pidfd".to_owned(),
-            )
-        })?;
+        let process = descriptors
+            .next()
+            .ok_or_else(|| RequestError::failed("the inner process sent no pidfd".to_owned()))?;
         let streams = pipes
             .open(descriptors.next(), query.stdin)
             .map_err(failed)?;
@@ -98,7 +92,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
     }
 
     /// Starts an attach session.
-    pub fn open_attach(&self, query: &AttachQuery) -> Result<ClientSession, Problem> {
+    pub fn open_attach(&self, query: &AttachQuery) -> Result<ClientSession, RequestError> {
         let containers = self.containers.borrow();
         let Attachable {
             subscribers,
@@ -125,7 +119,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
     }
 
     /// Connects to a port of the pod on its loopback address, for port-forward.
-    pub async fn open_port(&self, port: u16) -> Result<TcpStream, Problem> {
+    pub async fn open_port(&self, port: u16) -> Result<TcpStream, RequestError> {
         let first = match self.connect(Ipv4Addr::LOCALHOST.into(), port).await {
             Ok(connection) => return Ok(connection),
             Err(error) => error,
@@ -135,15 +129,12 @@ impl<S: NodeServices> LinuxRuntime<S> {
             Err(error) => error,
         };
         let text = crate::lifecycle::probe::target::connect_error_text;
-        Err(Problem::new(
-            "PortForwardError",
-            format!(
-                "failed to connect to localhost:{port} inside the pod's network, IPv4: dial tcp4 127.0.0.1:{port}: connect: {} \
+        Err(RequestError::failed(format!(
+            "failed to connect to localhost:{port} inside the pod's network, IPv4: dial tcp4 127.0.0.1:{port}: connect: {} \
                  IPv6: dial tcp6 [::1]:{port}: connect: {}",
-                text(&first),
-                text(&second)
-            ),
-        ))
+            text(&first),
+            text(&second)
+        )))
     }
 }
 
@@ -214,17 +205,17 @@ fn attach_frames(
 fn find<'a>(
     containers: &'a HashMap<String, RunningContainer>,
     name: &str,
-) -> Result<&'a RunningContainer, Problem> {
+) -> Result<&'a RunningContainer, RequestError> {
     let mut running = containers.values();
     let found = running.find(|container| container.name == name);
-    found.ok_or_else(|| Problem::not_found(format!("container not found ({name:?})")))
+    found.ok_or_else(|| RequestError::not_found(format!("container not found ({name:?})")))
 }
 
 /// The text of containerd and runc, which users search for.
-fn exec_problem(error: InnerError) -> Problem {
+fn exec_error(error: InnerError) -> RequestError {
     let message = format!(
         "failed to exec in container: OCI runtime exec failed: exec failed: unable to start container process: {}",
         error.message
     );
-    Problem::new("ExecError", message)
+    RequestError::failed(message)
 }

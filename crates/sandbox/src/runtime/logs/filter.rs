@@ -1,7 +1,7 @@
 //! Decodes and filters the records of a log into a container's output.
 
 use jiff::Timestamp;
-use pod_protocol::{LogQuery, LogSource, Problem};
+use pod_protocol::{LogQuery, LogSource, RequestError};
 
 use super::record::{self, LogRecord, OutputStream};
 
@@ -19,8 +19,8 @@ pub(super) struct LogFilter {
 }
 
 impl LogFilter {
-    pub(super) fn new(query: &LogQuery) -> Result<Self, Problem> {
-        let bad_request = |message| Problem::new("BadRequest", message);
+    pub(super) fn new(query: &LogQuery) -> Result<Self, RequestError> {
+        let bad_request = |message: String| RequestError::bad_request(message);
         let stream = match query.stream {
             LogSource::All => None,
             LogSource::Stdout => Some(OutputStream::Stdout),
@@ -262,6 +262,7 @@ this is not a record
             since: Some("yesterday".to_owned()),
             ..all()
         };
-        assert_eq!(LogFilter::new(&query).unwrap_err().reason, "BadRequest");
+        let error = LogFilter::new(&query).unwrap_err();
+        assert_eq!(error.kind, pod_protocol::RequestErrorKind::BadRequest);
     }
 }

@@ -19,7 +19,7 @@ use pod_protocol::streams::{
     encode_frame,
 };
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PROTOCOL_VERSION, PodState, Problem,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PROTOCOL_VERSION, PodState, RequestError,
     SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -58,26 +58,30 @@ impl SandboxService for FakePod {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, RequestError> {
         let logs = self.logs.as_ref().ok_or_else(not_found)?;
         logs.read(&query).await
     }
 
-    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
+    async fn exec(
+        &self,
+        query: ExecQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, RequestError> {
         Ok(start_command(query)?.run(client))
     }
 
-    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
         Err(not_found())
     }
 
-    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, RequestError> {
         Err(not_found())
     }
 }
 
-fn not_found() -> Problem {
-    Problem::not_found("not found")
+fn not_found() -> RequestError {
+    RequestError::not_found("not found")
 }
 
 fn hello() -> SandboxHello {
@@ -117,7 +121,7 @@ fn pipe() -> (InputWriter, OutputReader) {
 }
 
 /// Starts a command of the fake pod.
-fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
+fn start_command(query: ExecQuery) -> Result<ClientSession, RequestError> {
     let program = query.command.first().map(String::as_str);
     let session = |input, frames| ClientSession {
         input,
