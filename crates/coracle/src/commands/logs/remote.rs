@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
 use anyhow::Context;
-use slurm::{Slurm, SlurmError, Submission};
+use slurm::{JobState, Slurm, SlurmError, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::LogsArgs;
@@ -29,7 +29,7 @@ pub async fn run_on_leader_node(args: &LogsArgs) -> anyhow::Result<ExitCode> {
         other => cluster::slurm_failure(other),
     })?;
     let node = detail.nodes.first().ok_or_else(|| {
-        let state = detail.state.as_deref().unwrap_or("not known");
+        let state = detail.state.as_ref().map_or("not known", JobState::as_str);
         Failure::new(
             FailureCode::Slurm,
             format!("job {job} has no nodes; its state is {state}"),
