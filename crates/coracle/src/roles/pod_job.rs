@@ -21,10 +21,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cgroup;
 use crate::cleanup;
 use crate::guard::{self, GuardPolicy, GuardedProcess};
+use crate::launch::{self, NodeLauncher};
 use crate::node_dir::{self, NodeDir};
+use crate::node_hub::NodeHub;
 use crate::process_lock;
-use crate::roles::node::hub::NodeHub;
-use crate::roles::node::launch::{self, NodeLauncher};
 use crate::sealed_program;
 
 /// How long another process may still hold the lock of a directory with the same name.

@@ -25,11 +25,11 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::hub::NodeHub;
 use super::image_gc;
-use super::launch::{NodeLauncher, one_per_family};
 use crate::guard::EXIT_HANDED_OVER;
+use crate::launch::{NodeLauncher, one_per_family};
 use crate::node_dir::{self, NodeDir};
+use crate::node_hub::NodeHub;
 use crate::settings;
 
 /// Upstream's default.

@@ -5,11 +5,7 @@
 //! ([`SavedIdentity`]).
 
 mod agent;
-pub mod hub;
 mod image_gc;
-mod image_list;
-pub mod launch;
-mod process_limit;
 
 use console::{FailureCode, print_stderr};
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The agent's side of the node's hub: starts it, adopts that of an earlier agent, restarts it in the same namespaces if it exits or
-//! hangs, and sends it the desired state of the network.
+//! The hub of a node, as an agent or a pod-job uses it: starts the hub, adopts that of an earlier agent, restarts it in the same
+//! namespaces if it exits or hangs, and sends it the desired state of the network.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,9 +13,9 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, watch};
 
-use super::process_limit;
 use crate::back_off::ProcessBackOff;
 use crate::node_dir;
+use crate::process_limit;
 use crate::roles::hub::{HubConfig, READY};
 
 /// Time-out of the hub's start. It is long because the hub runs `newuidmap`, which may wait for the site's directory service, and every
@@ -372,7 +372,7 @@ mod tests {
         let mut hub = NodeHub::new(dir.path(), "100.64.0.0/24");
         hub.check_interval = Duration::from_millis(10);
         hub.response_timeout = Duration::from_millis(50);
-        let test = "roles::node::hub::tests::hub_that_hangs_is_killed";
+        let test = "node_hub::tests::hub_that_hangs_is_killed";
         let mut process = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", test])
             .env(HUNG_HUB, &hub.socket)
