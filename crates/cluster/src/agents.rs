@@ -26,7 +26,7 @@ pub const AGENT_FAILED: &str = "coracle-node failed:";
 
 /// Limit on the lines of srun's output that an error message may quote.
 const MAX_QUOTED_LINES: usize = 40;
-/// Debounce window: `srun` reports all nodes that don't see the program at about the same time.
+/// Debounce window: `srun` reports all nodes that do not see the program at about the same time.
 const NODES_WITHOUT_PROGRAM_WINDOW: Duration = Duration::from_millis(300);
 /// Time that a step has to end after its agents have left.
 const STEP_STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -75,7 +75,7 @@ pub struct AgentStepHandle {
 #[derive(Default)]
 pub struct AgentSteps(Vec<AgentStepHandle>);
 
-/// The `srun` processes of a step: a second one where some nodes don't see the program.
+/// The `srun` processes of a step: a second one where some nodes do not see the program.
 type Sruns = Arc<Mutex<HashSet<Pid>>>;
 
 impl AgentStarter {
@@ -116,7 +116,7 @@ impl AgentStarter {
     }
 
     async fn run(&self, nodes: Vec<String>, join_config: String, sruns: &Sruns) {
-        // This program may be a carried copy, which other nodes don't see and which may be deleted already.
+        // This program may be a carried copy, which other nodes do not see and which may be deleted already.
         let result = if carry::is_carried() || !self.program.exists() {
             self.run_once(&nodes, &join_config, None, sruns).await
         } else {
@@ -128,7 +128,7 @@ impl AgentStarter {
         }
     }
 
-    /// Starts agents from the program's path; where a node doesn't see it, from a carried copy.
+    /// Starts agents from the program's path; where a node does not see it, from a carried copy.
     async fn run_and_carry_where_needed(
         &self,
         nodes: &[String],
@@ -164,11 +164,11 @@ impl AgentStarter {
             }
         })
         .await;
-        tracing::info!(?nodes, "carrying the program to nodes that don't see it");
+        tracing::info!(?nodes, "carrying the program to nodes that do not see it");
         Some(self.run_once(&nodes, join_config, None, sruns).await)
     }
 
-    /// Runs a step to its end. With `without_program`, starts the agents from the program's path, and sends the nodes that don't see it
+    /// Runs a step to its end. With `without_program`, starts the agents from the program's path, and sends the nodes that do not see it
     /// there to that channel. Else from a copy, which is sent to the nodes before the join configuration.
     async fn run_once(
         &self,
@@ -214,7 +214,7 @@ impl AgentStarter {
         let mut child = command.spawn().map_err(start_error)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         sruns.lock().unwrap().extend(pid);
-        // A step that ends at once doesn't read its input; its error output gives the reason.
+        // A step that ends at once does not read its input; its error output gives the reason.
         match copy {
             Some(program) => {
                 let join_config = join_config.to_owned();

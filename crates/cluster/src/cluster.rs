@@ -79,7 +79,7 @@ pub struct ClusterOptions {
 /// Whether the nodes of a cluster may change while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClusterMembership {
-    /// All nodes of the allocation, from start to end. The cluster does not start if one of them can't join.
+    /// All nodes of the allocation, from start to end. The cluster does not start if one of them cannot join.
     Fixed,
     /// First the nodes of the allocation, then others too; see [`Cluster::add_nodes`] and [`Cluster::remove_node`].
     Changing,
@@ -135,7 +135,7 @@ impl Cluster {
         slurm: Slurm,
     ) -> anyhow::Result<Self> {
         let seeded = seed.is_some();
-        // Two clusters in one job have different names, and can't be mistaken for each other's kubeconfig.
+        // Two clusters in one job have different names, and cannot be mistaken for each other's kubeconfig.
         let random = token::generate()?;
         let name = format!("coracle-{}-{}", allocation.job_id, &random[..4]);
         let mark = format!("{name}-{}", &random[4..20]);
@@ -343,15 +343,15 @@ impl Cluster {
 
     /// Lets more nodes of the job join, and starts their agents.
     pub fn add_nodes(&mut self, nodes: Vec<String>, detail: &JobDetail) -> anyhow::Result<()> {
-        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
+        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster cannot change");
         self.enrolment.add_nodes(self.planner.plan(&nodes, detail)?);
         self.waiting_for.extend(nodes.iter().cloned());
         self.start_agents(nodes)
     }
 
-    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node can't join again unless it is added again.
+    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node cannot join again unless it is added again.
     pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
-        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
+        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster cannot change");
         self.planner.remove(node);
         self.waiting_for.remove(node);
         self.lost.remove(node);
@@ -501,7 +501,7 @@ impl Cluster {
                 print_stderr(format_args!("coracle: [{component}] {line}"));
             }
             ControlPlaneEvent::LogWriteFailed { component, reason } => print_stderr(format_args!(
-                "coracle: warning: the log of {component} can't be written: {reason}"
+                "coracle: warning: the log of {component} cannot be written: {reason}"
             )),
             ControlPlaneEvent::Exited { component, status } => {
                 print_stderr(format_args!(
@@ -553,7 +553,7 @@ fn check_cidrs(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Fai
         if let Some(address) = addresses.iter().find(is_in_network) {
             let message = format!("{option} {cidr} contains {address}, an address of this host");
             return Err(Failure::new(FailureCode::Usage, message).with_hint(format!(
-                "choose a network that the site doesn't use, with {option}"
+                "choose a network that the site does not use, with {option}"
             )));
         }
     }

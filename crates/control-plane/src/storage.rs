@@ -44,7 +44,7 @@ impl StorageDir {
         open_private_dir(path)?;
         let lock = open_private_file(&path.join("lock"))?;
         let deadline = Instant::now() + timeout;
-        // Other errors: on a file system without locks, etcd can't lock its files either.
+        // Other errors: on a file system without locks, etcd cannot lock its files either.
         while let Err(TryLockError::WouldBlock) = lock.try_lock() {
             if Instant::now() >= deadline {
                 let text = format!("another control plane uses {}", path.display());

@@ -107,7 +107,7 @@ pub struct ContainerInput {
     /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and
     /// for `fileKeyRef`s, which only the sandbox can resolve.
     pub env: Vec<EnvVar>,
-    /// Why it can't be started now, such as a missing config map. The sandbox waits for a bundle without this problem.
+    /// Why it cannot be started now, such as a missing config map. The sandbox waits for a bundle without this problem.
     pub problem: Option<Problem>,
 }
 

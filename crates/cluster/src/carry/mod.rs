@@ -1,4 +1,4 @@
-//! Carrying: copying this program, the release of Kubernetes and the workload to nodes that don't see the originals.
+//! Carrying: copying this program, the release of Kubernetes and the workload to nodes that do not see the originals.
 //!
 //! An agent, the doctor and `coracle logs` need the program alone: the shell of a step receives it ([`script`]) as a
 //! stream ([`program_stream`]). Without a shared file system a leader also needs the release and the
@@ -30,7 +30,7 @@ pub fn parse_dir(text: &str) -> Option<PathBuf> {
     (dir.parent() == Some(Path::new("/tmp")) && is_carry_dir_name(dir)).then(|| dir.to_owned())
 }
 
-/// Whether this process runs from a carried copy, which other nodes don't see.
+/// Whether this process runs from a carried copy, which other nodes do not see.
 pub fn is_carried() -> bool {
     own_dir().is_some()
 }

@@ -377,7 +377,7 @@ impl EnrolmentListener {
         let welcome = LeaderMessage::Welcome(Box::new(response));
         if let Err(error) = stream.send(&welcome).await {
             let mut roster = self.roster();
-            // The agent doesn't know that it was admitted, and retries with the same token.
+            // The agent does not know that it was admitted, and retries with the same token.
             if let Some(token) = request.token.clone()
                 && roster.nodes.contains_key(node)
             {

@@ -181,7 +181,7 @@ pub fn clock_problem(leader: u64, node: u64) -> Option<String> {
     }
     let direction = if node < leader { "behind" } else { "ahead of" };
     Some(format!(
-        "its clock is {} s {direction} the leader's; certificates can't be valid on both",
+        "its clock is {} s {direction} the leader's; certificates cannot be valid on both",
         difference.as_secs()
     ))
 }

@@ -67,7 +67,7 @@ pub enum ConnectionError {
         /// The sandbox's error.
         error: RequestError,
     },
-    /// The request can't be encoded, or the response can't be decoded.
+    /// The request cannot be encoded, or the response cannot be decoded.
     #[error("cannot {call}: invalid message to or from the sandbox of pod {pod}")]
     Invalid {
         /// The pod.

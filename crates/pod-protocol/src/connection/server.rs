@@ -239,7 +239,7 @@ where
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(REQUEST_WINDOW)
-        // All streams together can't exhaust it: a command that does not read its input delays no other request.
+        // All streams together cannot exhaust it: a command that does not read its input delays no other request.
         .initial_connection_window_size(MAX_STREAMS * REQUEST_WINDOW)
         .max_frame_size(MAX_FRAME_SIZE)
         .max_concurrent_streams(MAX_STREAMS)

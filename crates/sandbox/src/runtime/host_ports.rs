@@ -39,7 +39,7 @@ impl Drop for HostPorts {
 }
 
 impl HostPorts {
-    /// Opens all host ports of the spec, or none: an error names the port that can't be opened. `pod` is the pod's address.
+    /// Opens all host ports of the spec, or none: an error names the port that cannot be opened. `pod` is the pod's address.
     pub async fn open(
         spec: &PodSpec,
         pod: IpAddr,

@@ -1,7 +1,7 @@
 //! `oom_score_adj` of a container, as upstream's kubelet sets it.
 //!
 //! The kernel's OOM score of a process is its share of memory in thousandths. The adjustment makes BestEffort pods die first, then
-//! Burstable pods that exceed their requests. An ordinary user can't set a negative value, so Guaranteed pods keep the inherited one.
+//! Burstable pods that exceed their requests. An ordinary user cannot set a negative value, so Guaranteed pods keep the inherited one.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use pod_protocol::QosClass;

@@ -101,7 +101,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             stdin_once,
         } = &find(&containers, &query.container)?.attachable;
         let shared = match stdin {
-            // A terminal can't be half closed, so there stdinOnce has no effect.
+            // A terminal cannot be half closed, so there stdinOnce has no effect.
             Some(stdin) if query.stdin => Some(SharedStdin::new(
                 stdin.clone(),
                 *stdin_once && terminal.is_none(),

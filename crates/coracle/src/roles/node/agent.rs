@@ -156,7 +156,7 @@ impl AgentParts {
         // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
         let (hub_running, snapshotter) = tokio::join!(hub.ensure_running(), launcher.snapshotter());
         for error in [hub_running.err(), snapshotter.err()].into_iter().flatten() {
-            tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
+            tracing::warn!(error = format!("{error:#}"), "pods cannot run on this node");
         }
         let hub_supervisor = tokio::spawn({
             let hub = hub.clone();

@@ -129,7 +129,7 @@ impl Worker {
             return;
         }
         tracing::warn!(pod = full_name(&self.pod), "sandbox does not end");
-        // Its records can't be removed before, and it may still be starting: a launcher does not interrupt that. When the node shuts down,
+        // Its records cannot be removed before, and it may still be starting: a launcher does not interrupt that. When the node shuts down,
         // the launcher kills all of its sandboxes.
         tokio::select! {
             _ = sandbox.ended() => {}

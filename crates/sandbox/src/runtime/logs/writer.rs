@@ -1,6 +1,6 @@
 //! Copies a container's output into its log.
 //!
-//! A container never blocks on its log: output that can't be written, because the disk is full, is dropped and counted. The log gets
+//! A container never blocks on its log: output that cannot be written, because the disk is full, is dropped and counted. The log gets
 //! a note about it as soon as it can be written again, at the latest when the container exits. The pod gets a warning when the first
 //! record is dropped, and at the end.
 
