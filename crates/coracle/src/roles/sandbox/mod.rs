@@ -13,8 +13,6 @@
 //! to disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod node_services;
-mod pull_process;
-mod puller;
 
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -26,6 +24,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use images::puller::{self, ImagePuller};
 use linux::clone::{CloneResult, NewNamespaces};
 use linux::signal::BlockedSignals;
 use network::hub::HubNamespaces;
@@ -43,7 +42,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use self::node_services::LocalNodeServices;
-use self::puller::ImagePuller;
 use crate::cgroup;
 use crate::cleanup;
 use crate::node_dir;
