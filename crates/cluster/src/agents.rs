@@ -13,6 +13,7 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal};
 use slurm::{AgentStep, Slurm, SlurmError};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -181,14 +182,52 @@ impl AgentStarter {
             command: self.slurm.srun.display().to_string(),
             source,
         };
+        let copy = match without_program {
+            Some(_) => None,
+            None => Some(
+                ProgramStream::of_this_program()
+                    .await
+                    .map_err(start_error)?,
+            ),
+        };
+        let mut child = self.spawn_srun(nodes, copy.as_ref()).map_err(start_error)?;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        sruns.lock().unwrap().extend(pid);
+        // A step that ends at once does not read its input; its error output gives the reason.
+        match copy {
+            Some(program) => {
+                let join_config = join_config.to_owned();
+                let rest = move |pipe: &mut File| pipe.write_all(join_config.as_bytes());
+                drop(program.send(child.stdin.take(), rest));
+            }
+            None => {
+                if let Some(mut stdin) = child.stdin.take() {
+                    let _ = stdin.write_all(join_config.as_bytes()).await;
+                }
+            }
+        }
+        let quoted = match child.stderr.take() {
+            Some(stderr) => {
+                self.read_srun_errors(stderr, without_program.as_ref())
+                    .await
+            }
+            None => Vec::new(),
+        };
+        let status = child.wait().await.map_err(start_error)?;
+        if let Some(pid) = pid {
+            sruns.lock().unwrap().remove(&pid);
+        }
+        if status.success() {
+            return Ok(());
+        }
+        Err(slurm::classify("srun", Some(status), &quoted.join("\n")))
+    }
+
+    /// Starts `srun`. With a `copy`, a shell on each node receives the program; else the agents start from the program's path.
+    fn spawn_srun(&self, nodes: &[String], copy: Option<&ProgramStream>) -> std::io::Result<Child> {
         let mut args = ["internal".to_owned(), "node".to_owned()].to_vec();
-        let mut copy = None;
-        if without_program.is_none() {
-            let program = ProgramStream::of_this_program()
-                .await
-                .map_err(start_error)?;
-            args = script::run_args(AGENT_FAILED, &program, &args);
-            copy = Some(program);
+        if let Some(program) = copy {
+            args = script::run_args(AGENT_FAILED, program, &args);
         }
         let step = AgentStep {
             job_id: self.job,
@@ -209,56 +248,41 @@ impl AgentStarter {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // Without a parent death signal: if the leader is killed, the agents notice and clean up, which they
-        // couldn't if srun died with the leader and killed them first.
-        let mut child = command.spawn().map_err(start_error)?;
-        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        sruns.lock().unwrap().extend(pid);
-        // A step that ends at once does not read its input; its error output gives the reason.
-        match copy {
-            Some(program) => {
-                let join_config = join_config.to_owned();
-                let rest = move |pipe: &mut File| pipe.write_all(join_config.as_bytes());
-                drop(program.send(child.stdin.take(), rest));
-            }
-            None => {
-                if let Some(mut stdin) = child.stdin.take() {
-                    let _ = stdin.write_all(join_config.as_bytes()).await;
-                }
-            }
-        }
+        // Without a parent death signal: if the leader is killed, the agents notice and clean up. They could not do that if srun died
+        // with the leader and killed them first.
+        command.spawn()
+    }
+
+    /// Reads the standard error of `srun` to its end: reports failed agents and nodes that do not see the program, and returns the first
+    /// lines.
+    async fn read_srun_errors(
+        &self,
+        stderr: ChildStderr,
+        without_program: Option<&mpsc::UnboundedSender<String>>,
+    ) -> Vec<String> {
         let mut quoted = Vec::new();
-        if let Some(stderr) = child.stderr.take() {
-            let mut lines = BufReader::new(stderr).split(b'\n');
-            while let Ok(Some(line)) = lines.next_segment().await {
-                let line = String::from_utf8_lossy(&line).into_owned();
-                if slurm::is_noise(&line) {
-                    continue;
-                }
-                if self.verbose {
-                    print_stderr(format_args!("coracle: [nodes] {line}"));
-                }
-                if let Some((node, problem)) = parse_agent_failure(&line) {
-                    let _ = self.failures.send(StepFailure::Agent { node, problem });
-                }
-                if let Some(sender) = &without_program
-                    && let Some(node) = slurm::node_without_program(&line)
-                {
-                    let _ = sender.send(node.to_owned());
-                }
-                if quoted.len() < MAX_QUOTED_LINES {
-                    quoted.push(line);
-                }
+        let mut lines = BufReader::new(stderr).split(b'\n');
+        while let Ok(Some(line)) = lines.next_segment().await {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            if slurm::is_noise(&line) {
+                continue;
+            }
+            if self.verbose {
+                print_stderr(format_args!("coracle: [nodes] {line}"));
+            }
+            if let Some((node, problem)) = parse_agent_failure(&line) {
+                let _ = self.failures.send(StepFailure::Agent { node, problem });
+            }
+            if let Some(sender) = without_program
+                && let Some(node) = slurm::node_without_program(&line)
+            {
+                let _ = sender.send(node.to_owned());
+            }
+            if quoted.len() < MAX_QUOTED_LINES {
+                quoted.push(line);
             }
         }
-        let status = child.wait().await.map_err(start_error)?;
-        if let Some(pid) = pid {
-            sruns.lock().unwrap().remove(&pid);
-        }
-        if status.success() {
-            return Ok(());
-        }
-        Err(slurm::classify("srun", Some(status), &quoted.join("\n")))
+        quoted
     }
 }
 

@@ -23,7 +23,7 @@ use crate::agents::{AgentStarter, AgentSteps, StepFailure};
 use crate::control_plane::ControlPlaneProcess;
 use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
 use crate::grace::GracePeriods;
-use crate::node_plan::NodePlanner;
+use crate::node_plan::{NodePlan, NodePlanner};
 use crate::{carry, objects, slurm_failure, token};
 
 /// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
@@ -140,21 +140,7 @@ impl Cluster {
         let name = format!("coracle-{}-{}", allocation.job_id, &random[..4]);
         let mark = format!("{name}-{}", &random[4..20]);
         let addresses = linux::address::host_addresses()?;
-        let advertised = *addresses.first().ok_or_else(|| {
-            Failure::new(
-                FailureCode::Host,
-                "this host has no network address but loopback",
-            )
-            .with_hint("a cluster of one node needs one too: check `ip addr`")
-        })?;
-        if advertised.is_ipv6() {
-            return Err(Failure::new(
-                FailureCode::Host,
-                format!("this host has no IPv4 address, only {advertised}"),
-            )
-            .with_hint("pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`")
-            .into());
-        }
+        let advertised = advertised_address(&addresses)?;
         check_cidrs(&addresses, options)?;
         let api_port = reserve_api_port(options.api_port)?;
         let (detail, kill_wait) =
@@ -173,7 +159,7 @@ impl Cluster {
         );
         let url = format!("https://{api}");
         let ca = pki.cluster.cert_pem();
-        let config = ClusterConfig {
+        let control_plane = ControlPlaneProcess::start(ClusterConfig {
             name: name.clone(),
             release: release.dir.clone(),
             addresses: addresses.clone(),
@@ -188,15 +174,9 @@ impl Cluster {
             verbose: options.verbose,
             files,
             admin_kubeconfig: control_plane::kubeconfig::kubeconfig(&name, &url, ca, &admin),
-        };
-        let control_plane = ControlPlaneProcess::start(config).await?;
+        })
+        .await?;
 
-        let listener = TcpListener::bind("0.0.0.0:0")
-            .await
-            .context("cannot open the enrolment port")?;
-        let enrolment_port = listener.local_addr()?.port();
-        let (report_node, node_events) = mpsc::unbounded_channel();
-        let (report_step, step_failures) = mpsc::unbounded_channel();
         let shared = SharedNodeConfig {
             pki: pki.clone(),
             api_port: api_port.number(),
@@ -209,10 +189,10 @@ impl Cluster {
         };
         let mut planner = NodePlanner::new(allocation, &detail, &name, &options.pod_cidr)?;
         let plans = planner.plan(&allocation.nodes, &detail)?;
-        let enrolment = EnrolmentListener::new(shared, plans.len(), report_node);
-        enrolment.add_nodes(plans);
-        tokio::spawn(enrolment.clone().serve(listener));
-        let leader_addresses: Vec<_> = addresses
+        let (report_node, node_events) = mpsc::unbounded_channel();
+        let (report_step, step_failures) = mpsc::unbounded_channel();
+        let (enrolment, enrolment_port) = start_enrolment(shared, plans, report_node).await?;
+        let leader_addresses = addresses
             .iter()
             .map(|address| SocketAddr::new(*address, enrolment_port))
             .collect();
@@ -558,6 +538,43 @@ fn check_cidrs(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Fai
         }
     }
     Ok(())
+}
+
+/// The address by which nodes reach the API server: the host's first one, which must be an IPv4 address.
+fn advertised_address(addresses: &[IpAddr]) -> Result<IpAddr, Failure> {
+    let advertised = *addresses.first().ok_or_else(|| {
+        Failure::new(
+            FailureCode::Host,
+            "this host has no network address but loopback",
+        )
+        .with_hint("a cluster of one node needs one too: check `ip addr`")
+    })?;
+    if advertised.is_ipv6() {
+        return Err(Failure::new(
+            FailureCode::Host,
+            format!("this host has no IPv4 address, only {advertised}"),
+        )
+        .with_hint(
+            "pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`",
+        ));
+    }
+    Ok(advertised)
+}
+
+/// Opens a port on which the agents of the planned nodes enrol. Returns its number too.
+async fn start_enrolment(
+    shared: SharedNodeConfig,
+    plans: HashMap<String, NodePlan>,
+    events: mpsc::UnboundedSender<(String, NodeEvent)>,
+) -> anyhow::Result<(Arc<EnrolmentListener>, u16)> {
+    let listener = TcpListener::bind("0.0.0.0:0")
+        .await
+        .context("cannot open the enrolment port")?;
+    let port = listener.local_addr()?.port();
+    let enrolment = EnrolmentListener::new(shared, plans.len(), events);
+    enrolment.add_nodes(plans);
+    tokio::spawn(enrolment.clone().serve(listener));
+    Ok((enrolment, port))
 }
 
 fn keys_failure(error: KeysError) -> Failure {

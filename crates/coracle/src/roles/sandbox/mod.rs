@@ -109,6 +109,19 @@ impl SandboxConfig {
         }
     }
 
+    /// The first message to the kubelet.
+    fn hello(&self) -> SandboxHello {
+        SandboxHello {
+            version: PROTOCOL_VERSION,
+            uid: self.uid.clone(),
+            id: match &self.job_sandbox {
+                Some(id) => id.clone(),
+                None => sandbox_id(&self.uid, std::process::id().cast_signed()),
+            },
+            credential: SandboxCredential::LaunchToken(self.token.clone()),
+        }
+    }
+
     fn pod_dir(&self) -> PathBuf {
         node_dir::pod(&self.node_dir, &self.uid)
     }
@@ -296,15 +309,7 @@ async fn run_pod(
     processes: SandboxProcesses,
     signals: BlockedSignals,
 ) -> anyhow::Result<ExitCode> {
-    let mut hello = SandboxHello {
-        version: PROTOCOL_VERSION,
-        uid: config.uid.clone(),
-        id: match &config.job_sandbox {
-            Some(id) => id.clone(),
-            None => sandbox_id(&config.uid, std::process::id().cast_signed()),
-        },
-        credential: SandboxCredential::LaunchToken(config.token.clone()),
-    };
+    let mut hello = config.hello();
     let kubelet = config.kubelet.clone();
     let (dir, memory) = (config.pod_dir(), pod_dirs.memory.clone());
     let node_dir = config.node_dir.clone();
@@ -322,17 +327,8 @@ async fn run_pod(
         is_step: config.is_step,
     }));
     if config.job_sandbox.is_some() {
-        let pod = Rc::clone(&pod);
         let terminated = termination_signal(signals)?;
-        tokio::task::spawn_local(async move {
-            if terminated.await.is_ok() {
-                pod.terminate(PodFailure::new(FailureCause::JobEnded, JOB_ENDED))
-                    .await;
-                // The kubelet ends the sandbox earlier, when it has received the pod's last state.
-                tokio::time::sleep(LAST_STATE_TIMEOUT).await;
-                pod.dismiss();
-            }
-        });
+        tokio::task::spawn_local(end_with_job(Rc::clone(&pod), terminated));
     }
     let end = loop {
         let dismissed = pod.dismissed();
@@ -354,19 +350,35 @@ async fn run_pod(
     if let Err(error) = linux::mount::detach(&memory) {
         tracing::debug!(%error, "cannot unmount the pod's tmpfs");
     }
-    let removed = match pod.keeps_logs() || kubelet_lost {
-        true => {
-            pod.save_final_checkpoint();
-            remove_all_but(&dir, &[LOGS_DIR, checkpoint::FILE_NAME])
-        }
-        false => remove_all_but(&dir, &[]).and_then(|()| linux::remove::tree(&dir)),
-    };
-    if let Err(error) = removed
+    let keeps_records = pod.keeps_logs() || kubelet_lost;
+    if keeps_records {
+        pod.save_final_checkpoint();
+    }
+    if let Err(error) = remove_data(&dir, keeps_records)
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
     }
     Ok(code)
+}
+
+/// Ends the pod when Slurm ends its job.
+async fn end_with_job(pod: Rc<SandboxPod<LocalNodeServices>>, terminated: oneshot::Receiver<()>) {
+    if terminated.await.is_ok() {
+        let failure = PodFailure::new(FailureCause::JobEnded, JOB_ENDED);
+        pod.terminate(failure).await;
+        // The kubelet ends the sandbox earlier, when it has received the pod's last state.
+        tokio::time::sleep(LAST_STATE_TIMEOUT).await;
+        pod.dismiss();
+    }
+}
+
+/// Removes the pod's directory, or all of its entries but the logs and the checkpoint.
+fn remove_data(dir: &Path, keeps_records: bool) -> std::io::Result<()> {
+    match keeps_records {
+        true => remove_all_but(dir, &[LOGS_DIR, checkpoint::FILE_NAME]),
+        false => remove_all_but(dir, &[]).and_then(|()| linux::remove::tree(dir)),
+    }
 }
 
 /// Waits for SIGTERM on a thread, because it is blocked in all threads.
@@ -424,7 +436,7 @@ mod tests {
         std::fs::write(dir.path().join("logs/c/0.log"), "text").unwrap();
         std::fs::write(dir.path().join("note"), "text").unwrap();
         std::fs::write(dir.path().join(checkpoint::FILE_NAME), "text").unwrap();
-        remove_all_but(dir.path(), &[LOGS_DIR, checkpoint::FILE_NAME]).unwrap();
+        remove_data(dir.path(), true).unwrap();
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
         assert_eq!(left.len(), 2, "{left:?}");
         assert!(dir.path().join(checkpoint::FILE_NAME).exists());
