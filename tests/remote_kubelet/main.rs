@@ -32,7 +32,7 @@ use kubelet_api::{ExecOptions, LogOptions, LogStream, PodSource, RequestedStream
 use pod_protocol::connection::{
     KubeletEndpoint, LogByteStream, TransportIdentity, TransportListener,
 };
-use pod_protocol::{LogQuery, PodState, Problem, SandboxId};
+use pod_protocol::{LogQuery, PodState, RequestError, SandboxId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -348,7 +348,11 @@ impl PodRecords for NoRecords {
         futures::future::ready(None).boxed()
     }
 
-    fn logs(&self, _: &str, _: LogQuery) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
+    fn logs(
+        &self,
+        _: &str,
+        _: LogQuery,
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, RequestError>>> {
         futures::future::ready(None).boxed()
     }
 

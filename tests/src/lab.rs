@@ -216,7 +216,7 @@ impl Lab {
         let all_up = HOSTS.iter().all(up);
         assert!(
             all_up,
-            "the lab isn't up with three nodes: run lab/up 3{status}"
+            "the lab is not up with three nodes: run lab/up 3{status}"
         );
     }
 

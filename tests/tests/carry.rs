@@ -65,7 +65,7 @@ fn program_release_and_workload_are_carried() {
         .stderr_has(&["configmap/mine applied", "with 2 nodes is ready"]);
     assert_nothing_is_left(&lab);
 
-    // With a terminal, the program can't be requested through standard error.
+    // With a terminal, the program cannot be requested through standard error.
     lab.sh("script -qec './coracle run -N2 bash -c \"tty; kubectl get nodes -o name; exit 5\"' /dev/null")
         .within(120)
         .run()
@@ -138,11 +138,11 @@ fn carried_files_are_removed() {
 #[test]
 fn only_the_program_is_carried_if_sufficient() {
     let lab = lab("/run/coracle-lab-carry-agents");
-    // The node on which `doctor` runs can't read the program.
+    // The node on which `doctor` runs cannot read the program.
     let output = lab.sh("./coracle doctor --json -p main").run().succeeded();
     assert!(output.stdout.contains("\"host\": \"node"), "{output}");
     assert_nothing_is_left(&lab);
-    // The leader's node can read the program, the other one can't.
+    // The leader's node can read the program, the other one cannot.
     lab.root(
         "node1",
         "install -d -o user1 /var/tmp/only && cp /opt/coracle/bin/coracle /var/tmp/only/",

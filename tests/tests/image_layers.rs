@@ -65,7 +65,7 @@ mkdir thing; echo below > thing/below; add thing; rm -r thing; echo file > thing
 add --transform='s,^/dev/,srv/,' /dev/null /dev/full
 # A whiteout follows links only inside of the layer.
 ln -s ../../../../etc far; add far; mkdir p; touch p/.wh.group; add --transform='s,^p,far,' p/.wh.group
-# Opaque markers of overlay file systems would hide lower layers. tar can't write them, so perl does, before the archive.
+# Opaque markers of overlay file systems would hide lower layers. tar cannot write them, so perl does, before the archive.
 perl -e '
 sub header {
   my ($name, $kind, $size) = @_;

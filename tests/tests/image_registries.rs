@@ -172,7 +172,7 @@ fn registries_are_used_as_configured() {
             .run()
             .succeeded();
     }
-    // Mirrors for a registry that can't be reached. The first mirror does not work either.
+    // Mirrors for a registry that cannot be reached. The first mirror does not work either.
     lab.write_registries_config(&format!(
         "[registry.\"docker.io\"]\nmirrors = [\"login:5999\", \"https://{MIRROR}/hub\"]\n\
          [registry.\"{MIRROR}\"]\nca = \"/home/user1/mirror/ca.pem\"\n"

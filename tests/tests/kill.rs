@@ -3,7 +3,7 @@
 use e2e::{Lab, Role, TestCluster, WAIT_FOR_SIGTERM, pod, script_container, wait_until};
 use serde_json::json;
 
-/// Kills a process that can't be replaced: the cluster must end soon, with an error, and leave nothing.
+/// Kills a process that cannot be replaced: the cluster must end soon, with an error, and leave nothing.
 #[track_caller]
 fn assert_cluster_ends_without(role: Role) -> e2e::Output {
     let lab = Lab::acquire();
@@ -35,7 +35,7 @@ fn assert_cluster_recovers(host: &str, role: Role) -> String {
     stderr
 }
 
-/// Kills a process that can't be replaced while pods run on both nodes.
+/// Kills a process that cannot be replaced while pods run on both nodes.
 #[track_caller]
 fn assert_pods_and_cluster_end_without(role: Role) {
     let lab = Lab::acquire();

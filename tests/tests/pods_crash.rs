@@ -351,7 +351,7 @@ fn pod_network_survives_repeated_kills_of_hub() {
     }
     wait_for_connection(&mut cluster, "second", &before[0]);
 
-    // Meanwhile the sandbox of one pod is stopped, so that it can't reclaim its address.
+    // Meanwhile the sandbox of one pod is stopped, so that it cannot reclaim its address.
     let first = marked_process_on("node1", &lab, "mark-first");
     let sandbox = sandbox_above(&lab.processes("node1"), &first);
     lab.kill("node1", "STOP", &sandbox);

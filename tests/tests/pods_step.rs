@@ -109,7 +109,7 @@ fn pod_is_a_step_with_its_requests() {
         assert!(shown.contains(expected), "{expected}: {shown}");
     }
     assert_eq!(step(&lab, "default/beside"), None);
-    // A step can't grow.
+    // A step cannot grow.
     for (cpu, name) in [("2500m", "one"), ("200m", "beside")] {
         let patch = format!(
             r#"{{"spec":{{"containers":[{{"name":"c","resources":{{"requests":{{"cpu":"{cpu}"}}}}}}]}}}}"#

@@ -42,7 +42,7 @@ fn tokens_are_bound_and_renewed() {
     let mut cluster = TestCluster::start_as(&lab, "user1", &["srun", "-N1", "coracle", "run"]);
     cluster.shell("kubectl create serviceaccount robot");
     let api = cluster.shell("echo $K8S_CLUSTER_API");
-    // With hostNetwork: pods can't reach the API server through the pod network yet.
+    // With hostNetwork: pods cannot reach the API server through the pod network yet.
     let script = format!(
         "cd /var/run/secrets/kubernetes.io/serviceaccount && curl --silent --show-error --cacert ca.crt --header \"Authorization: Bearer $$(cat token)\" --header 'Content-Type: application/json' --data '{REVIEW}' {api}/{PATH}"
     );

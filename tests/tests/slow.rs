@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use e2e::{Lab, Role, TestCluster, wait_until};
 
-/// In parallel: a step, which Slurm signals itself, and a batch script, which it doesn't.
+/// In parallel: a step, which Slurm signals itself, and a batch script, which it does not.
 #[test]
 fn time_limit_shuts_down_cluster_in_order() {
     const GRACEFUL: &str =

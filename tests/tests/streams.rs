@@ -506,7 +506,7 @@ fn pods_and_nodes_can_be_debugged() {
     clean_up(&lab, cluster);
 }
 
-/// The debug container can see all processes and write the user's files, but can't read files that only root may.
+/// The debug container can see all processes and write the user's files, but cannot read files that only root may.
 #[track_caller]
 fn assert_node_debugger_has_rights_of(cluster: &mut TestCluster, user: &str) {
     let node = cluster.first_node();

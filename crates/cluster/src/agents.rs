@@ -13,6 +13,7 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal};
 use slurm::{AgentStep, Slurm, SlurmError};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -26,10 +27,10 @@ pub const AGENT_FAILED: &str = "coracle-node failed:";
 
 /// Limit on the lines of srun's output that an error message may quote.
 const MAX_QUOTED_LINES: usize = 40;
-/// Debounce window: `srun` reports all nodes that don't see the program at about the same time.
+/// Debounce window: `srun` reports all nodes that do not see the program at about the same time.
 const NODES_WITHOUT_PROGRAM_WINDOW: Duration = Duration::from_millis(300);
 /// Time that a step has to end after its agents have left.
-const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+const STEP_STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time that `srun` has to end a step after SIGTERM.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -75,7 +76,7 @@ pub struct AgentStepHandle {
 #[derive(Default)]
 pub struct AgentSteps(Vec<AgentStepHandle>);
 
-/// The `srun` processes of a step: a second one where some nodes don't see the program.
+/// The `srun` processes of a step: a second one where some nodes do not see the program.
 type Sruns = Arc<Mutex<HashSet<Pid>>>;
 
 impl AgentStarter {
@@ -116,7 +117,7 @@ impl AgentStarter {
     }
 
     async fn run(&self, nodes: Vec<String>, join_config: String, sruns: &Sruns) {
-        // This program may be a carried copy, which other nodes don't see and which may be deleted already.
+        // This program may be a carried copy, which other nodes do not see and which may be deleted already.
         let result = if carry::is_carried() || !self.program.exists() {
             self.run_once(&nodes, &join_config, None, sruns).await
         } else {
@@ -128,7 +129,7 @@ impl AgentStarter {
         }
     }
 
-    /// Starts agents from the program's path; where a node doesn't see it, from a carried copy.
+    /// Starts agents from the program's path; where a node does not see it, from a carried copy.
     async fn run_and_carry_where_needed(
         &self,
         nodes: &[String],
@@ -164,11 +165,11 @@ impl AgentStarter {
             }
         })
         .await;
-        tracing::info!(?nodes, "carrying the program to nodes that don't see it");
+        tracing::info!(?nodes, "carrying the program to nodes that do not see it");
         Some(self.run_once(&nodes, join_config, None, sruns).await)
     }
 
-    /// Runs a step to its end. With `without_program`, starts the agents from the program's path, and sends the nodes that don't see it
+    /// Runs a step to its end. With `without_program`, starts the agents from the program's path, and sends the nodes that do not see it
     /// there to that channel. Else from a copy, which is sent to the nodes before the join configuration.
     async fn run_once(
         &self,
@@ -181,14 +182,52 @@ impl AgentStarter {
             command: self.slurm.srun.display().to_string(),
             source,
         };
+        let copy = match without_program {
+            Some(_) => None,
+            None => Some(
+                ProgramStream::of_this_program()
+                    .await
+                    .map_err(start_error)?,
+            ),
+        };
+        let mut child = self.spawn_srun(nodes, copy.as_ref()).map_err(start_error)?;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        sruns.lock().unwrap().extend(pid);
+        // A step that ends at once does not read its input; its error output gives the reason.
+        match copy {
+            Some(program) => {
+                let join_config = join_config.to_owned();
+                let rest = move |pipe: &mut File| pipe.write_all(join_config.as_bytes());
+                drop(program.send(child.stdin.take(), rest));
+            }
+            None => {
+                if let Some(mut stdin) = child.stdin.take() {
+                    let _ = stdin.write_all(join_config.as_bytes()).await;
+                }
+            }
+        }
+        let quoted = match child.stderr.take() {
+            Some(stderr) => {
+                self.read_srun_errors(stderr, without_program.as_ref())
+                    .await
+            }
+            None => Vec::new(),
+        };
+        let status = child.wait().await.map_err(start_error)?;
+        if let Some(pid) = pid {
+            sruns.lock().unwrap().remove(&pid);
+        }
+        if status.success() {
+            return Ok(());
+        }
+        Err(slurm::classify("srun", Some(status), &quoted.join("\n")))
+    }
+
+    /// Starts `srun`. With a `copy`, a shell on each node receives the program; else the agents start from the program's path.
+    fn spawn_srun(&self, nodes: &[String], copy: Option<&ProgramStream>) -> std::io::Result<Child> {
         let mut args = ["internal".to_owned(), "node".to_owned()].to_vec();
-        let mut copy = None;
-        if without_program.is_none() {
-            let program = ProgramStream::of_this_program()
-                .await
-                .map_err(start_error)?;
-            args = script::run_args(AGENT_FAILED, &program, &args);
-            copy = Some(program);
+        if let Some(program) = copy {
+            args = script::run_args(AGENT_FAILED, program, &args);
         }
         let step = AgentStep {
             job_id: self.job,
@@ -209,56 +248,41 @@ impl AgentStarter {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // Without a parent death signal: if the leader is killed, the agents notice and clean up, which they
-        // couldn't if srun died with the leader and killed them first.
-        let mut child = command.spawn().map_err(start_error)?;
-        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        sruns.lock().unwrap().extend(pid);
-        // A step that ends at once doesn't read its input; its error output gives the reason.
-        match copy {
-            Some(program) => {
-                let join_config = join_config.to_owned();
-                let rest = move |pipe: &mut File| pipe.write_all(join_config.as_bytes());
-                drop(program.send(child.stdin.take(), rest));
-            }
-            None => {
-                if let Some(mut stdin) = child.stdin.take() {
-                    let _ = stdin.write_all(join_config.as_bytes()).await;
-                }
-            }
-        }
+        // Without a parent death signal: if the leader is killed, the agents notice and clean up. They could not do that if srun died
+        // with the leader and killed them first.
+        command.spawn()
+    }
+
+    /// Reads the standard error of `srun` to its end: reports failed agents and nodes that do not see the program, and returns the first
+    /// lines.
+    async fn read_srun_errors(
+        &self,
+        stderr: ChildStderr,
+        without_program: Option<&mpsc::UnboundedSender<String>>,
+    ) -> Vec<String> {
         let mut quoted = Vec::new();
-        if let Some(stderr) = child.stderr.take() {
-            let mut lines = BufReader::new(stderr).split(b'\n');
-            while let Ok(Some(line)) = lines.next_segment().await {
-                let line = String::from_utf8_lossy(&line).into_owned();
-                if slurm::is_noise(&line) {
-                    continue;
-                }
-                if self.verbose {
-                    print_stderr(format_args!("coracle: [nodes] {line}"));
-                }
-                if let Some((node, problem)) = parse_agent_failure(&line) {
-                    let _ = self.failures.send(StepFailure::Agent { node, problem });
-                }
-                if let Some(sender) = &without_program
-                    && let Some(node) = slurm::node_without_program(&line)
-                {
-                    let _ = sender.send(node.to_owned());
-                }
-                if quoted.len() < MAX_QUOTED_LINES {
-                    quoted.push(line);
-                }
+        let mut lines = BufReader::new(stderr).split(b'\n');
+        while let Ok(Some(line)) = lines.next_segment().await {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            if slurm::is_noise(&line) {
+                continue;
+            }
+            if self.verbose {
+                print_stderr(format_args!("coracle: [nodes] {line}"));
+            }
+            if let Some((node, problem)) = parse_agent_failure(&line) {
+                let _ = self.failures.send(StepFailure::Agent { node, problem });
+            }
+            if let Some(sender) = without_program
+                && let Some(node) = slurm::node_without_program(&line)
+            {
+                let _ = sender.send(node.to_owned());
+            }
+            if quoted.len() < MAX_QUOTED_LINES {
+                quoted.push(line);
             }
         }
-        let status = child.wait().await.map_err(start_error)?;
-        if let Some(pid) = pid {
-            sruns.lock().unwrap().remove(&pid);
-        }
-        if status.success() {
-            return Ok(());
-        }
-        Err(slurm::classify("srun", Some(status), &quoted.join("\n")))
+        quoted
     }
 }
 
@@ -300,7 +324,7 @@ impl AgentStepHandle {
 
     /// Waits for the step's end, and ends it after a time-out.
     async fn finish(mut self) {
-        if tokio::time::timeout(STOP_TIMEOUT, &mut self.task)
+        if tokio::time::timeout(STEP_STOP_TIMEOUT, &mut self.task)
             .await
             .is_ok()
         {

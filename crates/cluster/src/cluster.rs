@@ -25,7 +25,7 @@ use crate::enrolment::{
     EnrolmentListener, HostPathMapping, NodeEvent, SharedNodeConfig, unix_time,
 };
 use crate::grace::GracePeriods;
-use crate::node_plan::NodePlanner;
+use crate::node_plan::{NodePlan, NodePlanner};
 use crate::{carry, objects, slurm_failure, token};
 
 /// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
@@ -83,7 +83,7 @@ pub struct ClusterOptions {
 /// Whether the nodes of a cluster may change while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClusterMembership {
-    /// All nodes of the allocation, from start to end. The cluster does not start if one of them can't join.
+    /// All nodes of the allocation, from start to end. The cluster does not start if one of them cannot join.
     Fixed,
     /// First the nodes of the allocation, then others too; see [`Cluster::add_nodes`] and [`Cluster::remove_node`].
     Changing,
@@ -139,26 +139,12 @@ impl Cluster {
         slurm: Slurm,
     ) -> anyhow::Result<Self> {
         let seeded = seed.is_some();
-        // Two clusters in one job have different names, and can't be mistaken for each other's kubeconfig.
+        // Two clusters in one job have different names, and cannot be mistaken for each other's kubeconfig.
         let random = token::generate()?;
         let name = format!("coracle-{}-{}", allocation.job_id, &random[..4]);
         let mark = format!("{name}-{}", &random[4..20]);
         let addresses = linux::address::host_addresses()?;
-        let advertised = *addresses.first().ok_or_else(|| {
-            Failure::new(
-                FailureCode::Host,
-                "this host has no network address but loopback",
-            )
-            .with_hint("a cluster of one node needs one too: check `ip addr`")
-        })?;
-        if advertised.is_ipv6() {
-            return Err(Failure::new(
-                FailureCode::Host,
-                format!("this host has no IPv4 address, only {advertised}"),
-            )
-            .with_hint("pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`")
-            .into());
-        }
+        let advertised = advertised_address(&addresses)?;
         check_cidrs(&addresses, options)?;
         let api_port = reserve_api_port(options.api_port)?;
         let (detail, kill_wait) =
@@ -177,7 +163,7 @@ impl Cluster {
         );
         let url = format!("https://{api}");
         let ca = pki.cluster.cert_pem();
-        let config = ClusterConfig {
+        let control_plane = ControlPlaneProcess::start(ClusterConfig {
             name: name.clone(),
             release: release.dir.clone(),
             addresses: addresses.clone(),
@@ -192,15 +178,9 @@ impl Cluster {
             verbose: options.verbose,
             files,
             admin_kubeconfig: control_plane::kubeconfig::kubeconfig(&name, &url, ca, &admin),
-        };
-        let control_plane = ControlPlaneProcess::start(config).await?;
+        })
+        .await?;
 
-        let listener = TcpListener::bind("0.0.0.0:0")
-            .await
-            .context("cannot open the enrolment port")?;
-        let enrolment_port = listener.local_addr()?.port();
-        let (report_node, node_events) = mpsc::unbounded_channel();
-        let (report_step, step_failures) = mpsc::unbounded_channel();
         let shared = SharedNodeConfig {
             pki: pki.clone(),
             api_port: api_port.number(),
@@ -214,10 +194,10 @@ impl Cluster {
         };
         let mut planner = NodePlanner::new(allocation, &detail, &name, &options.pod_cidr)?;
         let plans = planner.plan(&allocation.nodes, &detail)?;
-        let enrolment = EnrolmentListener::new(shared, plans.len(), report_node);
-        enrolment.add_nodes(plans);
-        tokio::spawn(enrolment.clone().serve(listener));
-        let leader_addresses: Vec<_> = addresses
+        let (report_node, node_events) = mpsc::unbounded_channel();
+        let (report_step, step_failures) = mpsc::unbounded_channel();
+        let (enrolment, enrolment_port) = start_enrolment(shared, plans, report_node).await?;
+        let leader_addresses = addresses
             .iter()
             .map(|address| SocketAddr::new(*address, enrolment_port))
             .collect();
@@ -348,15 +328,15 @@ impl Cluster {
 
     /// Lets more nodes of the job join, and starts their agents.
     pub fn add_nodes(&mut self, nodes: Vec<String>, detail: &JobDetail) -> anyhow::Result<()> {
-        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
+        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster cannot change");
         self.enrolment.add_nodes(self.planner.plan(&nodes, detail)?);
         self.waiting_for.extend(nodes.iter().cloned());
         self.start_agents(nodes)
     }
 
-    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node can't join again unless it is added again.
+    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node cannot join again unless it is added again.
     pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
-        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster can't change");
+        anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster cannot change");
         self.planner.remove(node);
         self.waiting_for.remove(node);
         self.lost.remove(node);
@@ -506,7 +486,7 @@ impl Cluster {
                 print_stderr(format_args!("coracle: [{component}] {line}"));
             }
             ControlPlaneEvent::LogWriteFailed { component, reason } => print_stderr(format_args!(
-                "coracle: warning: the log of {component} can't be written: {reason}"
+                "coracle: warning: the log of {component} cannot be written: {reason}"
             )),
             ControlPlaneEvent::Exited { component, status } => {
                 print_stderr(format_args!(
@@ -558,11 +538,48 @@ fn check_cidrs(addresses: &[IpAddr], options: &ClusterOptions) -> Result<(), Fai
         if let Some(address) = addresses.iter().find(is_in_network) {
             let message = format!("{option} {cidr} contains {address}, an address of this host");
             return Err(Failure::new(FailureCode::Usage, message).with_hint(format!(
-                "choose a network that the site doesn't use, with {option}"
+                "choose a network that the site does not use, with {option}"
             )));
         }
     }
     Ok(())
+}
+
+/// The address by which nodes reach the API server: the host's first one, which must be an IPv4 address.
+fn advertised_address(addresses: &[IpAddr]) -> Result<IpAddr, Failure> {
+    let advertised = *addresses.first().ok_or_else(|| {
+        Failure::new(
+            FailureCode::Host,
+            "this host has no network address but loopback",
+        )
+        .with_hint("a cluster of one node needs one too: check `ip addr`")
+    })?;
+    if advertised.is_ipv6() {
+        return Err(Failure::new(
+            FailureCode::Host,
+            format!("this host has no IPv4 address, only {advertised}"),
+        )
+        .with_hint(
+            "pods and services have IPv4 addresses, so the nodes need them too: check `ip -4 addr`",
+        ));
+    }
+    Ok(advertised)
+}
+
+/// Opens a port on which the agents of the planned nodes enrol. Returns its number too.
+async fn start_enrolment(
+    shared: SharedNodeConfig,
+    plans: HashMap<String, NodePlan>,
+    events: mpsc::UnboundedSender<(String, NodeEvent)>,
+) -> anyhow::Result<(Arc<EnrolmentListener>, u16)> {
+    let listener = TcpListener::bind("0.0.0.0:0")
+        .await
+        .context("cannot open the enrolment port")?;
+    let port = listener.local_addr()?.port();
+    let enrolment = EnrolmentListener::new(shared, plans.len(), events);
+    enrolment.add_nodes(plans);
+    tokio::spawn(enrolment.clone().serve(listener));
+    Ok((enrolment, port))
 }
 
 fn keys_failure(error: KeysError) -> Failure {

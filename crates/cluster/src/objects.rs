@@ -9,9 +9,9 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
 /// Retry interval while the API server starts.
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+const OBJECT_WRITE_INTERVAL: Duration = Duration::from_millis(20);
 /// Time-out of a request in the background.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const OBJECT_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The namespaces that every cluster has.
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -20,7 +20,7 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 pub async fn prepare_namespaces(client: &Client, ca_pem: &str) -> anyhow::Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     while accounts.get("default").await.is_err() {
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::time::sleep(OBJECT_WRITE_INTERVAL).await;
     }
     let publish = NAMESPACES.map(|namespace| publish_ca(client, namespace, ca_pem));
     let deleted = delete_seed_cas(client);
@@ -41,7 +41,7 @@ pub async fn wait_for_controllers(client: &Client) {
         .await
         .is_ok_and(|nodes| nodes.iter().all(annotated))
     {
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::time::sleep(OBJECT_WRITE_INTERVAL).await;
     }
 }
 
@@ -73,7 +73,7 @@ async fn publish_ca(client: &Client, namespace: &str, ca_pem: &str) -> anyhow::R
     let as_controller = PatchParams::apply("kube-controller-manager").force();
     while let Err(error) = maps.patch(name, &as_controller, &Patch::Apply(&map)).await {
         tracing::debug!(%error, namespace, "cannot publish the cluster's CA yet");
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::time::sleep(OBJECT_WRITE_INTERVAL).await;
     }
     Ok(())
 }
@@ -108,7 +108,7 @@ pub async fn create_rbac_objects(client: &Client) -> anyhow::Result<()> {
 pub async fn delete_node(client: &Client, node: &str) {
     let nodes: Api<Node> = Api::all(client.clone());
     let params = DeleteParams::default();
-    match tokio::time::timeout(REQUEST_TIMEOUT, nodes.delete(node, &params)).await {
+    match tokio::time::timeout(OBJECT_REQUEST_TIMEOUT, nodes.delete(node, &params)).await {
         Ok(Ok(_)) => {}
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => {}
         Ok(Err(error)) => tracing::warn!(node, %error, "cannot delete Node"),
@@ -129,7 +129,12 @@ pub async fn mark_not_ready(client: &Client, node: &str, problem: &str) {
         "lastHeartbeatTime": now,
     }]}});
     let (params, patch) = (PatchParams::default(), Patch::Strategic(status));
-    match tokio::time::timeout(REQUEST_TIMEOUT, nodes.patch_status(node, &params, &patch)).await {
+    match tokio::time::timeout(
+        OBJECT_REQUEST_TIMEOUT,
+        nodes.patch_status(node, &params, &patch),
+    )
+    .await
+    {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::warn!(node, %error, "failed to mark node NotReady"),
         Err(_) => tracing::warn!(node, "timed out marking node NotReady"),

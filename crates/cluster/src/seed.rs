@@ -16,7 +16,7 @@ use crate::{ControlPlaneProcess, carry, objects};
 /// Making a seed takes about five seconds.
 const SEED_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The seed for clusters of `release`, made now if it is missing; `None` if that isn't possible.
+/// The seed for clusters of `release`, made now if it is missing; `None` if that is not possible.
 pub async fn ensure(release: &Release, service_cidr: &str, phases: &mut Phases) -> Option<PathBuf> {
     let boot = async |path: &Path| Ok(make(release, service_cidr, path).await?);
     // A release that was carried here is about to be removed, with everything beside it.

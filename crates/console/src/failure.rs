@@ -10,7 +10,7 @@ pub enum FailureCode {
     Usage = 64,
     /// The API server refused the manifests.
     BadManifest = 65,
-    /// The workload can't be found or read.
+    /// The workload cannot be found or read.
     NoWorkload = 66,
     /// Slurm is missing, does not respond, or refused.
     Slurm = 69,
@@ -20,9 +20,9 @@ pub enum FailureCode {
     Host = 71,
     /// No release of Kubernetes was found.
     NoKubernetes = 72,
-    /// A file can't be written: no space, or no permission.
+    /// A file cannot be written: no space, or no permission.
     CannotWrite = 73,
-    /// An image can't be pulled, loaded or saved.
+    /// An image cannot be pulled, loaded or saved.
     NoImage = 74,
     /// The cluster did not come up.
     NotStarted = 75,

@@ -14,9 +14,9 @@ use tokio_rustls::TlsConnector;
 use crate::protocol::{ClusterConfig, ControlPlaneComponent};
 
 /// Timeout of one request. A server that takes longer has died, and will not respond.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const PROBE_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between requests.
-const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A client of the API server on this host, with the certificate of a component.
 pub(crate) struct ApiProbe {
@@ -62,10 +62,10 @@ impl ApiProbe {
     /// queue, and gets its response as soon as the server accepts it.
     pub(crate) async fn until_ok(&self, path: &str) {
         while !matches!(
-            timeout(REQUEST_TIMEOUT, self.is_ok(path)).await,
+            timeout(PROBE_REQUEST_TIMEOUT, self.is_ok(path)).await,
             Ok(Ok(true))
         ) {
-            sleep(RETRY_INTERVAL).await;
+            sleep(PROBE_INTERVAL).await;
         }
     }
 

@@ -27,7 +27,7 @@ const LOGS: &str = "logs";
 /// etcd's data directory.
 const STORE: &str = "store";
 /// The size limit of the tmpfs: more than etcd's limit of 2 GiB and its log. Memory is used only as it fills.
-const MAX_BYTES: u64 = 4 << 30;
+const MAX_STORE_BYTES: u64 = 4 << 30;
 /// The wait for a control plane that still uses the storage on disk. One that was killed ends within this time.
 const STORAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -55,7 +55,7 @@ impl ControlPlaneDir {
             open(Some(&config.release))?,
             open(config.workload.as_ref())?,
         );
-        linux::mount::tmpfs(&cp_dir.root, MAX_BYTES)?;
+        linux::mount::tmpfs(&cp_dir.root, MAX_STORE_BYTES)?;
         for dir in [cp_dir.pki(), cp_dir.seed(), cp_dir.logs(), cp_dir.store()] {
             create_private_dir(&dir)?;
         }

@@ -34,13 +34,13 @@ pub enum ClusterKeys {
     Directory(PathBuf),
 }
 
-/// The keys of a cluster can't be loaded or generated.
+/// The keys of a cluster cannot be loaded or generated.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// Key generation failed.
     #[error(transparent)]
     Generate(#[from] PkiError),
-    /// A file can't be read or written, or another user may access it.
+    /// A file cannot be read or written, or another user may access it.
     #[error("cannot use the keys in {}", .dir.display())]
     Files {
         /// The directory.

@@ -4,7 +4,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::mpsc;
 
 /// Longer lines are split, to bound memory.
-const MAX_LINE: usize = 16 * 1024;
+const MAX_OUTPUT_LINE: usize = 16 * 1024;
 
 /// Sends each line of `source` to `lines` until the end of the file.
 pub(crate) async fn forward_lines(
@@ -22,7 +22,7 @@ pub(crate) async fn forward_lines(
             if *byte != b'\n' {
                 pending.push(*byte);
             }
-            if (*byte == b'\n' || pending.len() >= MAX_LINE)
+            if (*byte == b'\n' || pending.len() >= MAX_OUTPUT_LINE)
                 && lines.send(std::mem::take(&mut pending)).await.is_err()
             {
                 return;
@@ -54,7 +54,10 @@ mod tests {
             lines_of(b"a\n\nb").await,
             [b"a".to_vec(), vec![], b"b".to_vec()]
         );
-        let long = lines_of(&vec![b'x'; MAX_LINE + 1]).await;
-        assert_eq!(long.iter().map(Vec::len).collect::<Vec<_>>(), [MAX_LINE, 1]);
+        let long = lines_of(&vec![b'x'; MAX_OUTPUT_LINE + 1]).await;
+        assert_eq!(
+            long.iter().map(Vec::len).collect::<Vec<_>>(),
+            [MAX_OUTPUT_LINE, 1]
+        );
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::private_file::{create_private_dir, open_private_dir, open_private_file};
 
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const STORAGE_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Where etcd keeps the objects of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,13 +44,13 @@ impl StorageDir {
         open_private_dir(path)?;
         let lock = open_private_file(&path.join("lock"))?;
         let deadline = Instant::now() + timeout;
-        // Other errors: on a file system without locks, etcd can't lock its files either.
+        // Other errors: on a file system without locks, etcd cannot lock its files either.
         while let Err(TryLockError::WouldBlock) = lock.try_lock() {
             if Instant::now() >= deadline {
                 let text = format!("another control plane uses {}", path.display());
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
             }
-            std::thread::sleep(LOCK_POLL_INTERVAL);
+            std::thread::sleep(STORAGE_LOCK_POLL_INTERVAL);
         }
         let etcd = path.join("etcd");
         create_private_dir(&etcd)?;

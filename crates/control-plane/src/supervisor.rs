@@ -39,7 +39,7 @@ const LOG_LIMIT: u64 = 8 << 20;
 const HEALTHY_AFTER: Duration = Duration::from_secs(20);
 /// After this many consecutive exits of an unhealthy component the control plane has failed.
 const MAX_QUICK_EXITS: u32 = 5;
-const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
+const RESTART_INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// The time between SIGTERM and SIGKILL. Killing etcd loses nothing that must be kept: its data is in memory only, or every
 /// write that it has confirmed is on disk.
@@ -339,7 +339,7 @@ async fn stop_child(child: &mut Child) {
 }
 
 fn backoff(exits: u32) -> Duration {
-    INITIAL_BACKOFF
+    RESTART_INITIAL_BACKOFF
         .saturating_mul(4_u32.saturating_pow(exits.saturating_sub(1)))
         .min(MAX_BACKOFF)
 }

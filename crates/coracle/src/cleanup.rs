@@ -38,7 +38,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 const REMOVE_ATTEMPTS: u32 = 10;
 const REMOVE_INTERVAL: Duration = Duration::from_millis(100);
 /// Time-out of [`kill_processes`].
-const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+const LEFTOVER_KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The directories with the locks of a node's hub and sandboxes.
 fn lock_dirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -110,7 +110,7 @@ pub fn has_data(dir: &Path) -> bool {
 /// Kills the hub and the sandboxes of a node. Sandboxes that are steps, and processes that an agent with another guard started, are
 /// not descendants of this guard. Does not depend on `/proc`, which may hide them.
 pub fn kill_processes(dir: &Path) {
-    let end = Instant::now() + KILL_TIMEOUT;
+    let end = Instant::now() + LEFTOVER_KILL_TIMEOUT;
     while Instant::now() < end {
         let dirs = lock_dirs(dir).unwrap_or_default();
         let killed = dirs.iter().filter(|dir| process_lock::kill_holder(dir));

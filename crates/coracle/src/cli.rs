@@ -96,7 +96,7 @@ pub enum InternalCommand {
         /// Remove only layers not used for this many seconds
         age: u64,
     },
-    /// Unpacks the bundle carried to a leader's node
+    /// Unpacks the archive carried to a leader's node
     Receive {
         /// The directory that receives it
         dir: PathBuf,

@@ -60,7 +60,7 @@ const SIGNALS: [Signal; 7] = [
 ];
 const RESTART_BACK_OFF: ProcessBackOff =
     ProcessBackOff::new(Duration::from_millis(50), Duration::from_secs(10));
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const DESCENDANT_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Blocks the signals that Slurm may send to every process of a job at once. For processes that other processes depend on and
 /// that exit on a request from the agent or the leader instead.
@@ -110,7 +110,9 @@ pub fn fork_worker(policy: GuardPolicy) -> io::Result<GuardedProcess> {
         let code = linux::process::shell_exit_code(status);
         let handed_over =
             policy == GuardPolicy::Restart && !terminating && code == i32::from(EXIT_HANDED_OVER);
-        if !handed_over && let Err(error) = linux::process::kill_descendants(KILL_TIMEOUT) {
+        if !handed_over
+            && let Err(error) = linux::process::kill_descendants(DESCENDANT_KILL_TIMEOUT)
+        {
             print_stderr(format_args!("coracle: {error}"));
         }
         return Ok(GuardedProcess::Guard(GuardResult {

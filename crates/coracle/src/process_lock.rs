@@ -21,7 +21,7 @@ use rustix::process::{Flock, FlockType, fcntl_getlk};
 pub const LOCK_FILE: &str = "lock";
 /// Time in which an earlier sandbox of the pod, which was killed, has to exit.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+const ACQUIRE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Acquires the lock of the pod with the directory `dir`. Dropping the returned file releases it.
 pub fn acquire(dir: &Path) -> io::Result<File> {
@@ -43,7 +43,7 @@ pub fn try_acquire(dir: &Path, timeout: Duration) -> io::Result<Option<File>> {
             // The file was removed or replaced before it was locked, so other processes would not see this lock. Try again.
             Ok(()) => {}
             Err(Errno::ACCESS | Errno::AGAIN) if Instant::now() < end => {
-                std::thread::sleep(RETRY_INTERVAL)
+                std::thread::sleep(ACQUIRE_RETRY_INTERVAL)
             }
             Err(Errno::ACCESS | Errno::AGAIN) => return Ok(None),
             // The file system has no locks. Continue without: two sandboxes of one pod, or two hubs of a node, are rare.
@@ -205,7 +205,7 @@ mod tests {
             let dir = dir.clone();
             std::thread::spawn(move || acquire(&dir).unwrap())
         };
-        std::thread::sleep(4 * RETRY_INTERVAL);
+        std::thread::sleep(4 * ACQUIRE_RETRY_INTERVAL);
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(linux::process::kill_if(other.pid(), || true));
         other.wait();

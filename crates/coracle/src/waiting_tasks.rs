@@ -17,21 +17,21 @@ const END_SIGNAL: (Signal, &str) = (Signal::URG, "URG");
 /// How often a waiting task checks for an agent on its node, and how long an agent may be missing. The leader replaces an agent
 /// within seconds. After this time-out, the leader and all agents were killed at once, and no signal will come. The first agent is looked
 /// for more often: if it were killed before a check has seen it, the task would wait for ever.
-const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(1);
-const POLL_INTERVAL: Duration = Duration::from_secs(5);
-const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
+const FIRST_AGENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const AGENT_POLL_INTERVAL: Duration = Duration::from_secs(5);
+const MISSING_AGENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until the leader ends this task, Slurm ends the job, or the cluster's processes are gone.
 pub fn wait_for_end(allocation: &Allocation) -> anyhow::Result<ExitCode> {
     let blocked = BlockedSignals::new(&[END_SIGNAL.0, Signal::TERM, Signal::INT, Signal::HUP])?;
     let job = format!("SLURM_JOB_ID={}", allocation.job_id);
     let mut agent_seen = None;
-    let mut interval = FIRST_POLL_INTERVAL;
+    let mut interval = FIRST_AGENT_POLL_INTERVAL;
     while blocked.wait_timeout(interval)?.is_none() {
         if linux::process::is_running(&["internal", "node"], &job)? {
             agent_seen = Some(Instant::now());
-            interval = POLL_INTERVAL;
-        } else if agent_seen.is_some_and(|seen: Instant| seen.elapsed() > AGENT_TIMEOUT) {
+            interval = AGENT_POLL_INTERVAL;
+        } else if agent_seen.is_some_and(|seen: Instant| seen.elapsed() > MISSING_AGENT_TIMEOUT) {
             break;
         }
     }

@@ -719,13 +719,13 @@ fn unreachable_server_is_reported_without_credentials() {
     let mirror = format!("http://user:secret@127.0.0.1:{port}/k8s");
     let outcome = user.coracle(&["fetch", "--mirror", &mirror]);
     outcome.failed(&[
-        "can't connect to http://127.0.0.1:",
+        "cannot connect to http://127.0.0.1:",
         "tried 5 times",
         "coracle kubernetes import DIR",
     ]);
     assert!(!outcome.stderr.contains("secret"), "{outcome:#?}");
     user.coracle(&["fetch", "--mirror", "mirror.example/k8s"])
-        .failed(&["can't be a mirror", "https://"]);
+        .failed(&["cannot be a mirror", "https://"]);
 }
 
 #[test]
@@ -748,7 +748,7 @@ fn hostile_archives_are_refused() {
     user.fetch(&server)
         .failed(&[&format!("there is no {} in it", etcd_member())]);
     server.put_etcd(b"<html>no archive</html>");
-    user.fetch(&server).failed(&["it can't be read"]);
+    user.fetch(&server).failed(&["it cannot be read"]);
     assert!(!user.root().join("v1.37.1").exists());
     assert!(!Path::new("/tmp/etcd-evil").exists());
 
@@ -832,7 +832,7 @@ fn read_only_directory_is_named() {
     let (server, user) = (FakeServer::start(), User::new());
     let outcome = fetch_on(&user, &server, "-o ro");
     outcome.failed(&[
-        &format!("{} can't be written", user.root().display()),
+        &format!("{} cannot be written", user.root().display()),
         "--into DIR",
     ]);
 }
@@ -977,7 +977,7 @@ fn import_refuses_other_programs() {
     let import = || user.coracle(&["import", &dir.display().to_string()]);
     let restore = || programs(&dir);
 
-    import().failed(&["can't read the directory ", "No such file"]);
+    import().failed(&["cannot read the directory ", "No such file"]);
     restore();
     fs::remove_file(dir.join("etcd")).unwrap();
     import().failed(&[&format!("{} has no etcd", dir.display())]);
@@ -987,17 +987,17 @@ fn import_refuses_other_programs() {
         "#!/bin/sh\necho Kubernetes v1.37.1\n",
     )
     .unwrap();
-    import().failed(&["bin/kube-scheduler can't be used: it is not an ELF program"]);
+    import().failed(&["bin/kube-scheduler cannot be used: it is not an ELF program"]);
     restore();
     let mut other_machine = tiny_program("");
     other_machine[18] = 183;
     fs::write(dir.join("kubectl"), other_machine).unwrap();
     import().failed(&[
-        "bin/kubectl can't be used: it is a program for aarch64, and this machine is x86_64",
+        "bin/kubectl cannot be used: it is a program for aarch64, and this machine is x86_64",
     ]);
     restore();
     fs::write(dir.join("etcd"), tiny_program("zookeeper 3.9\n")).unwrap();
-    import().failed(&["bin/etcd doesn't seem to be etcd: `--version` printed \"zookeeper 3.9\""]);
+    import().failed(&["bin/etcd does not seem to be etcd: `--version` printed \"zookeeper 3.9\""]);
     restore();
     fs::write(
         dir.join("kube-apiserver"),
@@ -1011,6 +1011,6 @@ fn import_refuses_other_programs() {
     restore();
     fs::remove_file(dir.join("kubectl")).unwrap();
     fs::create_dir(dir.join("kubectl")).unwrap();
-    import().failed(&["bin/kubectl can't be used"]);
+    import().failed(&["bin/kubectl cannot be used"]);
     assert!(user.files().is_empty(), "{:?}", user.files());
 }

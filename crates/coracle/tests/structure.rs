@@ -182,3 +182,29 @@ fn roles_are_named_like_their_modules() {
         assert!(text.unwrap().starts_with(&begin), "{module}");
     }
 }
+
+#[test]
+fn roles_use_no_submodules_of_each_other() {
+    let roles = crates().join("coracle/src/roles");
+    for file in sources(&crates().join("coracle/src")) {
+        let text = fs::read_to_string(&file).unwrap();
+        for role in names_in(&roles) {
+            let own =
+                file.starts_with(roles.join(&role)) || file == roles.join(format!("{role}.rs"));
+            let path = format!("roles::{role}::");
+            let used = text.split(&path).skip(1);
+            let is_module = |path: &str| {
+                let name = path
+                    .split(|c: char| !c.is_alphanumeric() && c != '_')
+                    .next();
+                name.is_some_and(|name| path[name.len()..].starts_with("::"))
+            };
+            let used = used.filter(|path| is_module(path)).count();
+            assert!(
+                own || used == 0,
+                "{} uses a module of {role}",
+                file.display()
+            );
+        }
+    }
+}

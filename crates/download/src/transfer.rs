@@ -16,7 +16,7 @@ use crate::partial_file::PartialFile;
 const MAX_RETRIES: u32 = 4;
 
 /// The back-off before the first retry; it doubles with each.
-const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
+const TRANSFER_INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 
 /// An attempt that receives this many bytes resets the retries.
 const RETRY_RESET_BYTES: u64 = 1 << 20;
@@ -229,7 +229,7 @@ async fn wait_or_fail<E: Error + 'static>(
     if tries > MAX_RETRIES || !failure.is_transient() {
         return Err(DownloadError { tries, failure });
     }
-    let backoff = INITIAL_BACKOFF * (1 << (tries - 1));
+    let backoff = TRANSFER_INITIAL_BACKOFF * (1 << (tries - 1));
     let (text, seconds) = (error_chain(&failure), backoff.as_secs_f64());
     let text = format!("{text}; retrying in {seconds:.1} s");
     progress(DownloadEvent::Note(text));

@@ -2,7 +2,7 @@
 //!
 //! Start reading at [`ensure`], which makes an image ready to run. Compressed blobs are in an [`ImageStore`] that
 //! all nodes share, unpacked layers in a directory of [`Layers`] on each node. [`registry`] is the client for
-//! registries, [`archive`] reads and writes `docker save` archives and OCI layouts. Input from outside (archives,
+//! registries, [`puller`] pulls in separate processes, [`archive`] reads and writes `docker save` archives and OCI layouts. Input from outside (archives,
 //! manifests, registries' responses) is treated as hostile.
 //!
 //! This crate knows nothing of pods: its callers provide the credentials and decide when to retry a failed pull.
@@ -16,17 +16,15 @@ mod error;
 mod layers;
 mod manifest;
 mod progress;
-pub mod protocol;
 mod pull;
+pub mod puller;
 mod reference;
 pub mod registry;
 mod store;
 
 pub use download::{Digest, DigestError, error_chain};
 pub use error::{ImageError, PullError};
-pub use layers::{
-    ImageGcPolicy, ImageLimits, LayerError, LayerHold, LayerHolds, Layers, UnpackError,
-};
+pub use layers::{ImageGcPolicy, ImageLimits, LayerError, LayerHold, Layers, UnpackError};
 pub use manifest::{Descriptor, DocumentError, ImageConfig, architecture};
 pub use progress::{NoProgress, PullEvent, PullProgress};
 pub use pull::{LocalImage, PullPolicy, PullRequest, ensure, pull};

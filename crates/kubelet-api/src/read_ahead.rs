@@ -11,7 +11,7 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 /// Bytes per read: four full TLS records.
-const READ_SIZE: usize = 64 * 1024;
+const READ_AHEAD_SIZE: usize = 64 * 1024;
 
 /// A socket with a read buffer. Writes go to the socket directly.
 #[derive(Debug)]
@@ -36,10 +36,10 @@ impl<IO: AsyncRead + Unpin> AsyncRead for ReadAhead<IO> {
     ) -> Poll<io::Result<()>> {
         let Self { io, buffered } = &mut *self;
         if buffered.is_empty() {
-            if buffer.remaining() >= READ_SIZE {
+            if buffer.remaining() >= READ_AHEAD_SIZE {
                 return Pin::new(io).poll_read(context, buffer);
             }
-            buffered.reserve(READ_SIZE);
+            buffered.reserve(READ_AHEAD_SIZE);
             let read = pin!(io.read_buf(buffered)).poll(context);
             if read.is_pending() {
                 *buffered = BytesMut::new();

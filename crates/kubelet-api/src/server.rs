@@ -25,11 +25,11 @@ use crate::upgrade::UpgradedConnections;
 use crate::{AccessPolicy, ApiError, ServerIdentity};
 
 /// Time limit for a client to authenticate: by its certificate, or by a first authorized request with a token.
-const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+const CLIENT_AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for requests after shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit for connections whose client has not authenticated: a small part of the usual limit of file descriptors.
-const MAX_UNAUTHENTICATED: usize = 128;
+const MAX_UNAUTHENTICATED_CLIENTS: usize = 128;
 /// Size of the TLS output buffer: more than the largest chunk of a stream with its headers, so that one write sends it.
 const TLS_WRITE_BUFFER: usize = 128 * 1024;
 /// Delay after a failed accept, which mostly means that file descriptors ran out.
@@ -63,7 +63,7 @@ pub async fn serve(
     let address = listener.local_addr().map_err(ApiError::Listener)?;
     tracing::debug!(%address, "serving the kubelet API");
 
-    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
+    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED_CLIENTS);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -127,7 +127,7 @@ impl ClientConnection {
                 tracing::debug!(?address, "evicted an unauthenticated connection");
                 return;
             }
-            () = tokio::time::sleep(AUTHENTICATION_TIMEOUT) => {
+            () = tokio::time::sleep(CLIENT_AUTHENTICATION_TIMEOUT) => {
                 tracing::debug!(?address, "client did not authenticate in time");
                 return;
             }

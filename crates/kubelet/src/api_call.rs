@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Time-out of one request. The API server answers in milliseconds or not at all.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const API_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delays in milliseconds between attempts that fail with 403: the Node authorizer learns of a newly bound pod a moment later.
 const FORBIDDEN_RETRY_DELAYS: [u64; 4] = [50, 100, 200, 400];
 
@@ -11,7 +11,7 @@ const FORBIDDEN_RETRY_DELAYS: [u64; 4] = [50, 100, 200, 400];
 #[derive(Debug, thiserror::Error)]
 pub enum ApiCallError {
     /// The API server did not answer in time.
-    #[error("the API server did not answer within {} s", REQUEST_TIMEOUT.as_secs())]
+    #[error("the API server did not answer within {} s", API_REQUEST_TIMEOUT.as_secs())]
     Timeout,
     /// The API server answered with an error.
     #[error("{message} ({code})")]
@@ -52,7 +52,7 @@ impl From<kube::Error> for ApiCallError {
 pub(crate) async fn call<T>(
     request: impl Future<Output = kube::Result<T>>,
 ) -> Result<T, ApiCallError> {
-    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+    match tokio::time::timeout(API_REQUEST_TIMEOUT, request).await {
         Ok(response) => response.map_err(ApiCallError::from),
         Err(_) => Err(ApiCallError::Timeout),
     }

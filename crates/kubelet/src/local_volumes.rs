@@ -16,7 +16,7 @@ use volumes::provisioner::{REMOVE_VOLUMES_ANNOTATION, requested_removals};
 use crate::api_call::call;
 use crate::pods::Launcher;
 
-const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+const VOLUME_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Removes the volumes that the Node's annotation lists. Never returns.
 pub(crate) async fn remove_listed(
@@ -60,7 +60,7 @@ pub(crate) async fn remove_listed(
         let retry = async {
             match done {
                 true => std::future::pending().await,
-                false => tokio::time::sleep(RETRY_INTERVAL).await,
+                false => tokio::time::sleep(VOLUME_RETRY_INTERVAL).await,
             }
         };
         tokio::select! {

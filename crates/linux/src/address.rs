@@ -22,7 +22,7 @@ pub fn host_addresses() -> io::Result<Vec<IpAddr>> {
         if !up || entry.ifa_addr.is_null() {
             continue;
         }
-        // SAFETY: `ifa_addr` isn't null and points to a socket address of the family it names.
+        // SAFETY: `ifa_addr` is not null and points to a socket address of the family it names.
         if let Some(address) = unsafe { ip_of(entry.ifa_addr) }
             && is_reachable_from_elsewhere(address)
         {

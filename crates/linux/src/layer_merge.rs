@@ -20,9 +20,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-const WHITEOUT_PREFIX: &[u8] = b".wh.";
-const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
-const OPAQUE_XATTR: &str = "user.overlay.opaque";
+/// Marks an opaque directory for overlayfs mounted with `userxattr`.
+pub const OPAQUE_XATTR: &str = "user.overlay.opaque";
+/// OCI's marker of an opaque directory, for file systems without xattrs. overlayfs ignores marker files, but it cannot use such a
+/// file system for a root anyway; fuse-overlayfs and [`merge_layers`] understand them. No file of a layer has such a name.
+pub const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
+/// OCI's prefix of the marker of a deleted file, for file systems without device nodes.
+pub const WHITEOUT_PREFIX: &[u8] = b".wh.";
 /// Prefixes of attributes that have a meaning only in a layer. They are not copied.
 const OVERLAY_XATTRS: [&[u8]; 2] = [b"user.overlay.", b"user.fuseoverlayfs."];
 const BUFFER_SIZE: usize = 128 << 10;

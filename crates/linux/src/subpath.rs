@@ -29,7 +29,7 @@ pub enum SubPathError {
     #[error("subPath {0:?} does not exist in its volume")]
     Missing(String),
     /// The kernel reports an error.
-    #[error("can't open subPath {path:?} of its volume")]
+    #[error("cannot open subPath {path:?} of its volume")]
     Io {
         /// The subPath.
         path: String,

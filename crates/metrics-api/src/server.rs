@@ -22,7 +22,7 @@ use crate::usage_cache::UsageCache;
 /// Time limit for the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit for connections whose client has not authenticated.
-const MAX_UNAUTHENTICATED: usize = 512;
+const MAX_UNAUTHENTICATED_METRICS_CLIENTS: usize = 512;
 /// Delay after a failed accept, which mostly means that file descriptors ran out.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -66,7 +66,7 @@ pub async fn serve(
     kubelets: Kubelets,
 ) -> Result<(), MetricsServeError> {
     let router = router(Arc::new(UsageCache::new(kubelets)));
-    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
+    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED_METRICS_CLIENTS);
     serve_router(
         listener,
         identity,

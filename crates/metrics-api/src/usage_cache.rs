@@ -14,7 +14,7 @@ const CACHE_TTL: Duration = Duration::from_secs(15);
 /// Oldest sample that may serve as the start of a rate.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(90);
 /// Time between two samples if there is no earlier one.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(1500);
+const USAGE_SAMPLE_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// The usage of all nodes and pods, computed from two samples of the kubelets' counters.
 pub(crate) struct UsageCache<S> {
@@ -49,7 +49,7 @@ impl<S: ClusterSource> UsageCache<S> {
             Some(entry) if entry.sampled_at.elapsed() <= MAX_SAMPLE_AGE => entry.last_sample,
             _ => {
                 let first = self.sample().await;
-                tokio::time::sleep(SAMPLE_INTERVAL).await;
+                tokio::time::sleep(USAGE_SAMPLE_INTERVAL).await;
                 first
             }
         };

@@ -18,7 +18,7 @@ const MAX_REQUEST: usize = 8 * 1024;
 /// Buffer size for each direction of a tunnel.
 const BUFFER_SIZE: usize = 64 * 1024;
 /// Timeout for a client's request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the connection to the target.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -57,7 +57,7 @@ impl EgressProxy {
 }
 
 async fn tunnel(mut client: UnixStream) -> io::Result<()> {
-    let (target, body) = match timeout(REQUEST_TIMEOUT, read_request(&mut client)).await {
+    let (target, body) = match timeout(CONNECT_REQUEST_TIMEOUT, read_request(&mut client)).await {
         Ok(Ok(request)) => request,
         Ok(Err(problem)) => return respond_error(&mut client, "400 Bad Request", &problem).await,
         Err(_) => return respond_error(&mut client, "408 Request Timeout", "no request").await,

@@ -23,8 +23,8 @@
 //! again, receives the bundle again, and responds with its complete state. The two ends need not share a file system, a
 //! process table or a clock.
 //!
-//! Responsible for: the types, the connection with both of its ends, the framing of streams, and the rules by which both ends decide
-//! whether a container is restarted.
+//! Responsible for: the types, the connection with both of its ends, the framing of streams, and what both ends derive from a
+//! pod in the same way: whether a container is restarted, and the QoS class.
 //!
 //! Deliberately does not know: the kubelet, nor how a sandbox runs its pod. The sandbox's end calls a
 //! [`connection::SandboxService`].
@@ -36,15 +36,23 @@
 pub mod connection;
 mod go_duration;
 pub mod mounts;
+mod pod_failure;
+mod qos_class;
+mod request_error;
 pub mod restart;
+mod selector;
 pub mod streams;
 pub mod termination;
 mod types;
 pub mod usage;
 
 pub use go_duration::go_duration;
+pub use pod_failure::{FailureCause, PodFailure};
+pub use qos_class::QosClass;
+pub use request_error::{RequestError, RequestErrorKind};
+pub use selector::SelectorOperator;
 pub use types::{
     AttachQuery, Bundle, ContainerInput, ExecQuery, HostFacts, LogQuery, LogSource, NodeFacts,
-    PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
-    VERSION,
+    PROTOCOL_VERSION, PodEvent, PodState, Problem, SandboxCredential, SandboxHello, SandboxId,
+    SandboxWelcome, Stop,
 };

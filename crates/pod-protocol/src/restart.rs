@@ -3,6 +3,8 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule};
 
+use crate::SelectorOperator;
+
 /// The reason of a container that waits because a rule restarts all containers of its pod.
 pub const RESTARTING_ALL_CONTAINERS: &str = "RestartingAllContainers";
 
@@ -95,9 +97,9 @@ fn rule_action(container: &Container, exit_code: i32) -> Option<RestartRuleActio
         .find(|rule| {
             rule.exit_codes.as_ref().is_some_and(|codes| {
                 let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
-                match codes.operator.as_str() {
-                    "In" => listed,
-                    "NotIn" => !listed,
+                match SelectorOperator::parse(&codes.operator) {
+                    Some(SelectorOperator::In) => listed,
+                    Some(SelectorOperator::NotIn) => !listed,
                     _ => false,
                 }
             })

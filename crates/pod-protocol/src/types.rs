@@ -7,13 +7,15 @@ use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::PodFailure;
+
 /// The version of this protocol; both sides must use the same.
-pub const VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// The first line of a connection, from the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SandboxHello {
-    /// [`VERSION`] of the sandbox.
+    /// [`PROTOCOL_VERSION`] of the sandbox.
     pub version: u32,
     /// The pod's uid.
     pub uid: String,
@@ -105,7 +107,7 @@ pub struct ContainerInput {
     /// `$(NAME)` references, except for `fieldRef`s to `status.podIP(s)` and `status.hostIP(s)`, and
     /// for `fileKeyRef`s, which only the sandbox can resolve.
     pub env: Vec<EnvVar>,
-    /// Why it can't be started now, such as a missing config map. The sandbox waits for a bundle without this problem.
+    /// Why it cannot be started now, such as a missing config map. The sandbox waits for a bundle without this problem.
     pub problem: Option<Problem>,
 }
 
@@ -118,20 +120,7 @@ pub struct Problem {
     pub message: String,
 }
 
-/// [`Problem::reason`] of [`Problem::not_found`].
-const NOT_FOUND: &str = "NotFound";
-
 impl Problem {
-    /// The pod or container of a request does not exist.
-    pub fn not_found(message: impl Into<String>) -> Self {
-        Self::new(NOT_FOUND, message)
-    }
-
-    /// Whether this is [`not_found`](Self::not_found).
-    pub fn is_not_found(&self) -> bool {
-        self.reason == NOT_FOUND
-    }
-
     /// A failure with this reason and message.
     pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
@@ -171,8 +160,8 @@ pub struct PodState {
     pub containers: Vec<ContainerStatus>,
     /// Ephemeral containers.
     pub ephemeral_containers: Vec<ContainerStatus>,
-    /// Why the pod as a whole failed, such as `DeadlineExceeded`.
-    pub failure: Option<Problem>,
+    /// Why the pod as a whole failed, if it did.
+    pub failure: Option<PodFailure>,
     /// No container runs and none will be started.
     pub finished: bool,
     /// The most recent events, oldest first. A kubelet that was away for a while can still record them.
@@ -221,7 +210,7 @@ pub struct Stop {
     /// Seconds from now until SIGKILL; a later request can only shorten it.
     pub grace_seconds: i64,
     /// Set if the pod as a whole fails by this request (eviction, node shutdown).
-    pub failure: Option<Problem>,
+    pub failure: Option<PodFailure>,
 }
 
 /// A command to run in a container.

@@ -16,7 +16,7 @@ const MAX_PROGRAM_SIZE: u64 = 1 << 30;
 /// Limit on the unpacked bytes that are searched for the member.
 const MAX_ARCHIVE_SIZE: u64 = 4 << 30;
 
-/// The program can't be extracted.
+/// The program cannot be extracted.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// The archive has unexpected contents.
@@ -27,7 +27,7 @@ pub enum ArchiveError {
         /// The problem.
         reason: String,
     },
-    /// The program can't be written.
+    /// The program cannot be written.
     #[error(transparent)]
     Store(#[from] ReleaseStoreError),
 }
@@ -43,7 +43,7 @@ pub fn extract_program(archive: &Path, member: &str, to: &Path) -> Result<(), Ar
             .to_owned(),
         reason,
     };
-    let unreadable = |e: io::Error| unexpected(format!("it can't be read ({e})"));
+    let unreadable = |e: io::Error| unexpected(format!("it cannot be read ({e})"));
     let file = std::fs::File::open(archive).map_err(|source| ReleaseStoreError::Io {
         operation: "read",
         path: archive.to_path_buf(),
@@ -204,11 +204,11 @@ mod tests {
             )
             .unwrap()
         });
-        assert!(result.unwrap_err().contains("can't be read"));
+        assert!(result.unwrap_err().contains("cannot be read"));
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), "<html>no gzip</html>").unwrap();
         let error =
             extract_program(&dir.path().join("a"), MEMBER, &dir.path().join("etcd")).unwrap_err();
-        assert!(error.to_string().contains("can't be read"), "{error}");
+        assert!(error.to_string().contains("cannot be read"), "{error}");
     }
 }

@@ -28,8 +28,8 @@ pub enum ProgramCheckError {
         /// The name of that architecture.
         found: String,
     },
-    /// The file can't be read.
-    #[error("it can't be read: {0}")]
+    /// The file cannot be read.
+    #[error("it cannot be read: {0}")]
     Io(io::Error),
 }
 

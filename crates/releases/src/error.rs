@@ -6,14 +6,14 @@ use crate::archive::ArchiveError;
 use crate::store::ReleaseStoreError;
 use crate::version::{PINNED_KUBERNETES, VersionError};
 
-/// A release can't be downloaded; nothing was installed.
+/// A release cannot be downloaded; nothing was installed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// Invalid `--version` or `--etcd-version`.
     #[error(transparent)]
     Version(#[from] VersionError),
     /// Invalid `--mirror`.
-    #[error("{url:?} can't be a mirror: {reason}")]
+    #[error("{url:?} cannot be a mirror: {reason}")]
     Mirror {
         /// As given by the user.
         url: String,
@@ -23,7 +23,7 @@ pub enum FetchError {
     /// There are no official binaries for this machine.
     #[error("there are no official releases of Kubernetes for {0}")]
     Architecture(&'static str),
-    /// The TLS client can't be set up.
+    /// The TLS client cannot be set up.
     #[error("cannot set up TLS")]
     Client(#[source] reqwest::Error),
     /// The server does not have the version.
@@ -47,7 +47,7 @@ pub enum FetchError {
         status: reqwest::StatusCode,
     },
     /// All attempts to connect failed.
-    #[error("can't connect to {url}, tried {tries} times")]
+    #[error("cannot connect to {url}, tried {tries} times")]
     Unreachable {
         /// The requested URL.
         url: String,
@@ -97,7 +97,7 @@ pub enum FetchError {
     /// etcd's archive has unexpected contents.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// The release can't be stored.
+    /// The release cannot be stored.
     #[error(transparent)]
     Store(#[from] ReleaseStoreError),
 }
@@ -133,7 +133,7 @@ impl FetchError {
             | Self::Checksum { .. }
             | Self::TooLarge { .. }
             | Self::Archive(_) => {
-                "nothing was installed; run it again, and if that doesn't help, the mirror or a proxy changes \
+                "nothing was installed; run it again, and if that does not help, the mirror or a proxy changes \
                  files: try another with `--mirror URL`"
             }
         };

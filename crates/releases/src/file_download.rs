@@ -13,7 +13,7 @@ use crate::error::FetchError;
 use crate::store::ReleaseStoreError;
 
 /// Limit on the size of a file; those of releases are far smaller.
-const MAX_FILE_SIZE: u64 = 2 << 30;
+const MAX_RELEASE_FILE_SIZE: u64 = 2 << 30;
 
 /// Limit on the size of a list of checksums.
 const MAX_TEXT_SIZE: usize = 1 << 20;
@@ -66,7 +66,7 @@ impl DownloadSource {
             let request = client.get(self.url.clone()).headers(headers);
             request.send().await.map_err(DownloadFailure::connection)
         };
-        let size = FileSize::AtMost(MAX_FILE_SIZE);
+        let size = FileSize::AtMost(MAX_RELEASE_FILE_SIZE);
         let report = |event| match event {
             DownloadEvent::Begin { at, total } => progress.begin(at, total),
             DownloadEvent::Advance { at } => progress.advance(at),

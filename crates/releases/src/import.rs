@@ -35,14 +35,14 @@ pub struct ImportOptions {
     pub force: bool,
 }
 
-/// A release can't be imported; nothing was installed.
+/// A release cannot be imported; nothing was installed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// Invalid `--version`.
     #[error(transparent)]
     Version(#[from] VersionError),
-    /// The directory can't be read.
-    #[error("can't read the directory {}", .dir.display())]
+    /// The directory cannot be read.
+    #[error("cannot read the directory {}", .dir.display())]
     Unreadable {
         /// As given by the user.
         dir: PathBuf,
@@ -58,7 +58,7 @@ pub enum ImportError {
         missing: Vec<ReleaseComponent>,
     },
     /// A file is not a program for this host.
-    #[error("{} can't be used: {reason}", .path.display())]
+    #[error("{} cannot be used: {reason}", .path.display())]
     NotProgram {
         /// The file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum ImportError {
         reason: ProgramCheckError,
     },
     /// A program is not the component that its file name claims.
-    #[error("{} doesn't seem to be {component}: {reason}", .path.display())]
+    #[error("{} does not seem to be {component}: {reason}", .path.display())]
     NotComponent {
         /// The file.
         path: PathBuf,
@@ -83,7 +83,7 @@ pub enum ImportError {
         /// The version that it reports.
         version: ReleaseVersion,
     },
-    /// The release can't be stored.
+    /// The release cannot be stored.
     #[error(transparent)]
     Store(#[from] ReleaseStoreError),
 }

@@ -24,7 +24,7 @@ use console::print_stderr;
 /// Age at which leftovers of a killed `fetch` or `import` are removed.
 const STALE_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// A root can't be written.
+/// A root cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseStoreError {
     /// The file system or the quota is full.
@@ -38,7 +38,7 @@ pub enum ReleaseStoreError {
         source: io::Error,
     },
     /// No permission, or a read-only file system.
-    #[error("{} can't be written", .dir.display())]
+    #[error("{} cannot be written", .dir.display())]
     NotWritable {
         /// The directory.
         dir: PathBuf,
@@ -51,7 +51,7 @@ pub enum ReleaseStoreError {
     )]
     NoRoot,
     /// Another I/O error.
-    #[error("can't {operation} {}", .path.display())]
+    #[error("cannot {operation} {}", .path.display())]
     Io {
         /// The failed operation, as a verb.
         operation: &'static str,
@@ -208,7 +208,7 @@ impl ReleaseStore {
             if path.is_symlink() {
                 continue;
             }
-            // Before the rename, so that a crash of the host can't leave a release of empty files.
+            // Before the rename, so that a crash of the host cannot leave a release of empty files.
             File::open(&path)
                 .and_then(|file| file.sync_all())
                 .map_err(failed("write", &path))?;
@@ -234,7 +234,7 @@ impl ReleaseStore {
         if renameat_with(CWD, staged, CWD, target, RenameFlags::EXCHANGE).is_ok() {
             return Ok(());
         }
-        // NFS and others don't support RENAME_EXCHANGE. For a moment there is no release of this version.
+        // NFS and others do not support RENAME_EXCHANGE. For a moment there is no release of this version.
         let old = tempfile::Builder::new()
             .prefix(".new-")
             .tempdir_in(&self.root)?;
@@ -273,7 +273,7 @@ impl ReleaseStore {
                 }
                 Err(TryLockError::Error(error)) => {
                     print_stderr(format_args!(
-                        "the file system of {} has no locks ({error}): an interrupted download can't be resumed",
+                        "the file system of {} has no locks ({error}): an interrupted download cannot be resumed",
                         self.root.display()
                     ));
                     let staging = self.staging()?;
@@ -453,15 +453,15 @@ mod tests {
         }
         assert_eq!(
             classified(rustix::io::Errno::ROFS).to_string(),
-            "/data can't be written"
+            "/data cannot be written"
         );
         assert_eq!(
             classified(rustix::io::Errno::ACCESS).to_string(),
-            "/data can't be written"
+            "/data cannot be written"
         );
         assert_eq!(
             classified(rustix::io::Errno::IO).to_string(),
-            "can't write /data/file"
+            "cannot write /data/file"
         );
     }
 }

@@ -15,16 +15,16 @@ use crate::version::ReleaseVersion;
 pub const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Limit on the output of a program.
-const MAX_OUTPUT: u64 = 64 << 10;
+const MAX_VERSION_OUTPUT: u64 = 64 << 10;
 
 /// A program did not report its version.
 #[derive(Debug, thiserror::Error)]
 pub enum VersionProbeError {
-    /// It can't be run.
-    #[error("it can't be run: {0}")]
+    /// It cannot be run.
+    #[error("it cannot be run: {0}")]
     Run(io::Error),
     /// It did not exit in time.
-    #[error("it didn't exit within {} s", .0.as_secs())]
+    #[error("it did not exit within {} s", .0.as_secs())]
     TimedOut(Duration),
     /// Its output is not a version.
     #[error("`{arguments}` printed {output:?}, which is not a version")]
@@ -85,7 +85,10 @@ async fn read_output(program: &Path, arguments: &[&str]) -> io::Result<String> {
         .spawn()?;
     let mut output = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        stdout.take(MAX_OUTPUT).read_to_end(&mut output).await?;
+        stdout
+            .take(MAX_VERSION_OUTPUT)
+            .read_to_end(&mut output)
+            .await?;
     }
     child.wait().await?;
     Ok(String::from_utf8_lossy(&output).into_owned())
@@ -143,7 +146,7 @@ mod tests {
     #[test]
     fn missing_or_unexpected_output_is_an_error() {
         let error = probe(ReleaseComponent::ApiServer, "sleep 60").unwrap_err();
-        assert_eq!(error, "it didn't exit within 5 s");
+        assert_eq!(error, "it did not exit within 5 s");
         let error = probe(ReleaseComponent::ApiServer, "echo hello; exit 1").unwrap_err();
         assert_eq!(
             error,

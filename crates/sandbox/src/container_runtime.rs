@@ -141,9 +141,9 @@ pub enum ImageProblemReason {
     InvalidImageName,
     /// It may not be pulled.
     ErrImageNeverPull,
-    /// The image in the store can't be read.
+    /// The image in the store cannot be read.
     ImageInspectError,
-    /// The registry can't be reached, or has an internal error.
+    /// The registry cannot be reached, or has an internal error.
     RegistryUnavailable,
     /// The pull failed for any other reason.
     ErrImagePull,

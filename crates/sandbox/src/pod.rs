@@ -11,7 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::{LogByteStream, SandboxService};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::usage::PodUsage;
-use pod_protocol::{AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, Stop};
+use pod_protocol::{
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodFailure, PodState, RequestError, Stop,
+};
 use rustix::process::Pid;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
@@ -31,7 +33,7 @@ const LOG_READERS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The API server's default of `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 /// Retry interval of updates and checkpoints that failed.
-const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+const SUPERVISOR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 type PodRuntime<S> = Rc<LinuxRuntime<S>>;
 
@@ -150,7 +152,7 @@ impl<S: NodeServices> SandboxPod<S> {
     }
 
     /// Ends the pod within its grace period, because Slurm ends it, and waits until no container runs.
-    pub async fn terminate(&self, failure: Problem) {
+    pub async fn terminate(&self, failure: PodFailure) {
         let (lifecycle, grace_seconds) = match &mut *self.stage.borrow_mut() {
             Stage::Running(lifecycle, bundle, _) => {
                 let spec = bundle.borrow().pod.spec.clone().unwrap_or_default();
@@ -188,7 +190,7 @@ impl<S: NodeServices> SandboxPod<S> {
     }
 
     /// Starts an attach session. Waits for a container that has not started yet, and misses nothing of its output.
-    async fn open_attach(&self, mut query: AttachQuery) -> Result<ClientSession, Problem> {
+    async fn open_attach(&self, mut query: AttachQuery) -> Result<ClientSession, RequestError> {
         let mut states = self.state.subscribe();
         loop {
             let is_awaited = is_not_started(&states.borrow_and_update(), &query.container);
@@ -211,10 +213,12 @@ impl<S: NodeServices> SandboxPod<S> {
     }
 
     /// The container runtime, if the pod has started.
-    fn runtime(&self) -> Result<PodRuntime<S>, Problem> {
+    fn runtime(&self) -> Result<PodRuntime<S>, RequestError> {
         match &*self.stage.borrow() {
             Stage::Running(_, _, runtime) => Ok(runtime.clone()),
-            Stage::Pending(_) | Stage::Failed => Err(Problem::not_found("the pod does not run")),
+            Stage::Pending(_) | Stage::Failed => {
+                Err(RequestError::not_found("the pod does not run"))
+            }
         }
     }
 
@@ -238,10 +242,10 @@ impl<S: NodeServices> SandboxPod<S> {
         }
         let evicted = lifecycle.clone();
         tokio::task::spawn_local(async move {
-            let problem = eviction::wait_until_exceeded(&pod, &measured_dirs).await;
+            let failure = eviction::wait_until_exceeded(&pod, &measured_dirs).await;
             evicted.stop(Stop {
                 grace_seconds: 1,
-                failure: Some(problem),
+                failure: Some(failure),
             });
         });
         tokio::task::spawn_local(publish_states(
@@ -335,7 +339,8 @@ async fn apply_bundles<S: NodeServices>(
         let changed = match is_complete {
             true => newest.changed().await,
             false => {
-                let changed = tokio::time::timeout(RETRY_INTERVAL, newest.changed()).await;
+                let changed =
+                    tokio::time::timeout(SUPERVISOR_RETRY_INTERVAL, newest.changed()).await;
                 changed.unwrap_or(Ok(()))
             }
         };
@@ -366,7 +371,8 @@ async fn save_checkpoints(checkpoint: Arc<Checkpoint>, mut state: watch::Receive
             Ok(()) => state.changed().await,
             Err(error) => {
                 tracing::warn!(%error, "cannot write the pod's checkpoint yet");
-                let changed = tokio::time::timeout(RETRY_INTERVAL, state.changed()).await;
+                let changed =
+                    tokio::time::timeout(SUPERVISOR_RETRY_INTERVAL, state.changed()).await;
                 changed.unwrap_or(Ok(()))
             }
         };
@@ -433,13 +439,17 @@ impl<S: NodeServices> SandboxService for SandboxPod<S> {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, RequestError> {
         let log = self.logs.read(&query).await?;
         let reader = self.readers.clone();
         Ok(log.inspect(move |_| _ = &reader).boxed())
     }
 
-    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
+    async fn exec(
+        &self,
+        query: ExecQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, RequestError> {
         let session = self.runtime()?.open_exec(query).await?;
         Ok(session.run(client))
     }
@@ -448,11 +458,11 @@ impl<S: NodeServices> SandboxService for SandboxPod<S> {
         &self,
         query: AttachQuery,
         client: FrameReader,
-    ) -> Result<FrameStream, Problem> {
+    ) -> Result<FrameStream, RequestError> {
         Ok(self.open_attach(query).await?.run(client))
     }
 
-    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, RequestError> {
         self.runtime()?.open_port(port).await
     }
 

@@ -14,9 +14,9 @@ use crate::{JobDetail, Partition, SlurmVersion, parse_job_detail, parse_partitio
 /// How long a command may run.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit for stdout, in bytes. A job on ten thousand nodes takes about one megabyte.
-const MAX_STDOUT: u64 = 8 << 20;
+const MAX_COMMAND_STDOUT: u64 = 8 << 20;
 /// Limit for stderr, in bytes. The rest is discarded.
-const MAX_STDERR: u64 = 64 << 10;
+const MAX_COMMAND_STDERR: u64 = 64 << 10;
 
 /// The paths of Slurm's commands on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -218,8 +218,8 @@ async fn run(program: &Path, args: &[&str]) -> Result<CommandOutput, SlurmError>
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let work = async {
         tokio::try_join!(
-            read_bounded(out, MAX_STDOUT, &mut stdout),
-            read_bounded(err, MAX_STDERR, &mut stderr)
+            read_bounded(out, MAX_COMMAND_STDOUT, &mut stdout),
+            read_bounded(err, MAX_COMMAND_STDERR, &mut stderr)
         )?;
         child.wait().await
     };
@@ -237,7 +237,7 @@ async fn run(program: &Path, args: &[&str]) -> Result<CommandOutput, SlurmError>
     };
     let status = status.map_err(cannot_start)?;
     tracing::debug!(command = %program.display(), ?args, %status, "ran Slurm command");
-    if stdout.len() as u64 >= MAX_STDOUT {
+    if stdout.len() as u64 >= MAX_COMMAND_STDOUT {
         return Err(unexpected_output(program, "it is too long"));
     }
     Ok(CommandOutput {

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 /// More nodes than any cluster has. Longer lists are rejected.
 pub const MAX_NODES: usize = 100_000;
 /// Longest list, in bytes.
-const MAX_LENGTH: usize = 4 << 20;
+const MAX_HOSTLIST_LENGTH: usize = 4 << 20;
 /// Longest host name that Linux allows, with room for a domain.
-const MAX_NAME: usize = 255;
+const MAX_HOST_NAME: usize = 255;
 
 /// Why a host list cannot be expanded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
         list: list.chars().take(80).collect(),
         problem,
     };
-    if list.len() > MAX_LENGTH {
+    if list.len() > MAX_HOSTLIST_LENGTH {
         return Err(fail("too long"));
     }
     let mut names = Vec::new();
@@ -90,7 +90,7 @@ fn expand_entry(entry: &str, names: &mut Vec<String>) -> Result<(), &'static str
     }
     for mut name in prefixes {
         name.push_str(rest);
-        if name.is_empty() || name.len() > MAX_NAME {
+        if name.is_empty() || name.len() > MAX_HOST_NAME {
             return Err("empty or too long name");
         }
         names.push(name);

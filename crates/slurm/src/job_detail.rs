@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use crate::hostlist;
+use crate::job_state::{EndState, JobReason, JobState};
 
 /// A generic resource: `gpu:a100:2`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,29 +43,15 @@ impl NodeShare {
     }
 }
 
-/// States of jobs that have ended and will not be requeued.
-const ENDED_STATES: [&str; 10] = [
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "TIMEOUT",
-];
-
 /// A job, as `scontrol` shows it. Missing fields are `None` or empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobDetail {
     /// The job id.
     pub job_id: u32,
-    /// `RUNNING`, `PENDING`, …
-    pub state: Option<String>,
-    /// Why it is in this state: `NodeDown`, `Resources`, …; `None` without a reason.
-    pub reason: Option<String>,
+    /// The job's state.
+    pub state: Option<JobState>,
+    /// Why it is in this state; `None` without a reason.
+    pub reason: Option<JobReason>,
     /// Its partition.
     pub partition: Option<String>,
     /// When Slurm will end it, in seconds since 1970.
@@ -80,8 +67,8 @@ pub enum NodeOutcome {
     Uninterrupted,
     /// The node failed, or another one did and Slurm ended the job.
     NodeFailed,
-    /// Slurm ended the job, with this state: `CANCELLED`, `TIMEOUT`, …
-    JobEnded(String),
+    /// Slurm ended the job, with this state.
+    JobEnded(EndState),
     /// The job is ending, and Slurm does not show why.
     Unknown,
 }
@@ -89,26 +76,31 @@ pub enum NodeOutcome {
 impl JobDetail {
     /// Whether Slurm or a failure ended the job's processes on `node`.
     pub fn outcome_on(&self, node: &str) -> NodeOutcome {
-        match (self.state.as_deref(), self.reason.as_deref()) {
+        match &self.state {
+            Some(JobState::Ended(state)) => match state {
+                EndState::NodeFail | EndState::BootFail => NodeOutcome::NodeFailed,
+                EndState::Completed | EndState::Failed => NodeOutcome::Uninterrupted,
+                other => NodeOutcome::JobEnded(*other),
+            },
             // Slurm hides the state of a job while the job's last processes are killed.
-            (Some("NODE_FAIL" | "BOOT_FAIL"), _) | (Some("COMPLETING"), Some("NodeDown")) => {
+            Some(JobState::Completing) if self.reason == Some(JobReason::NodeDown) => {
                 NodeOutcome::NodeFailed
             }
-            (Some("COMPLETING") | None, _) => NodeOutcome::Unknown,
-            (Some("COMPLETED" | "FAILED"), _) => NodeOutcome::Uninterrupted,
-            (Some(state), _) if self.has_ended() => NodeOutcome::JobEnded(state.to_owned()),
+            Some(JobState::Completing) | None => NodeOutcome::Unknown,
             // Slurm removes a failed node from a job with --no-kill, which goes on without it.
-            _ if self.nodes.iter().all(|share| share.node != node) && !self.nodes.is_empty() => {
-                NodeOutcome::NodeFailed
-            }
-            _ => NodeOutcome::Uninterrupted,
+            Some(JobState::Other(_)) if self.has_lost(node) => NodeOutcome::NodeFailed,
+            Some(JobState::Other(_)) => NodeOutcome::Uninterrupted,
         }
     }
 
     /// Whether it has ended and will not be requeued.
     pub fn has_ended(&self) -> bool {
-        let state = self.state.as_deref();
-        state.is_some_and(|state| ENDED_STATES.contains(&state))
+        matches!(self.state, Some(JobState::Ended(_)))
+    }
+
+    /// Whether the job has nodes, but not this one.
+    fn has_lost(&self, node: &str) -> bool {
+        !self.nodes.is_empty() && self.nodes.iter().all(|share| share.node != node)
     }
 }
 
@@ -127,18 +119,16 @@ pub fn parse_job_detail(text: &str) -> Result<JobDetail, String> {
     let state_line = line("   JobState=")?;
     let dates = line("   StartTime=")?;
     let partition_line = line("   Partition=")?;
-    let node_list = line("   NodeList=")?
-        .and_then(|line| field(line, "NodeList="))
-        .filter(|list| *list != "(null)");
+    let node_list = non_null(line("   NodeList=")?, "NodeList=");
 
     Ok(JobDetail {
         job_id,
-        state: non_null(state_line.and_then(|line| field(line, "JobState="))),
+        state: non_null(state_line, "JobState=").map(JobState::from),
         reason: state_line
             .and_then(|line| field(line, "Reason="))
             .filter(|reason| !["None", "(null)"].contains(reason))
-            .map(str::to_owned),
-        partition: non_null(partition_line.and_then(|line| field(line, "Partition="))),
+            .map(JobReason::from),
+        partition: non_null(partition_line, "Partition=").map(str::to_owned),
         end_time: dates
             .and_then(|line| field(line, "EndTime="))
             .and_then(|time| time.parse().ok())
@@ -165,8 +155,9 @@ fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
         .filter(|value| !value.is_empty())
 }
 
-fn non_null(text: Option<&str>) -> Option<String> {
-    text.filter(|text| *text != "(null)").map(str::to_owned)
+/// The value of a field, unless Slurm prints that there is none.
+fn non_null<'a>(line: Option<&'a str>, key: &str) -> Option<&'a str> {
+    field(line?, key).filter(|value| *value != "(null)")
 }
 
 /// The lines `     Nodes=node[1-2] CPU_IDs=0-1 Mem=2048 GRES=gpu:2(IDX:0-1)`, one per group of equal nodes.
@@ -323,7 +314,7 @@ mod tests {
         );
         assert_eq!(
             outcome("JobState=TIMEOUT Reason=TimeLimit"),
-            NodeOutcome::JobEnded("TIMEOUT".to_owned())
+            NodeOutcome::JobEnded(EndState::Timeout)
         );
         // With --no-kill the job goes on without a failed node.
         let detail = parse_job_detail(text).unwrap();

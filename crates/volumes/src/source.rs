@@ -30,7 +30,7 @@ pub enum VolumeSource {
         #[serde(default)]
         read_only: bool,
         /// Another path to mount instead.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         mapped: Option<MappedPath>,
     },
     /// A directory of an NFS server that this node has mounted already. Mounting NFS needs root.

@@ -74,7 +74,7 @@ pub async fn container_memory(node: &DriverNode) -> CheckResult {
     ))
 }
 
-/// A container sees its own cgroup as the root, can't change it, and probe commands run in the same cgroup.
+/// A container sees its own cgroup as the root, cannot change it, and probe commands run in the same cgroup.
 pub async fn cgroup_view(node: &DriverNode) -> CheckResult {
     let script = "cat /proc/self/cgroup; cd /sys/fs/cgroup; cat memory.max cpu.max cpu.weight; (echo max > memory.max) 2>&1; exec sleep 1000";
     let resources = json!({"limits": {"memory": "24Mi", "cpu": "1500m"}, "requests": {"cpu": "500m", "memory": "1Mi"}});
@@ -317,7 +317,7 @@ pub async fn without_cgroups(node: &DriverNode) -> CheckResult {
     Ok(format!("{eater:?} and {exits:?}"))
 }
 
-/// The node's root is its initramfs, which pivot_root(2) can't replace. A privileged container can't reach it.
+/// The node's root is its initramfs, which pivot_root(2) cannot replace. A privileged container cannot reach it.
 pub async fn node_root_is_inaccessible(node: &DriverNode) -> CheckResult {
     let attempts = "setns umount umount-all move pivot chroot open-tree user rootfs";
     let script = format!("for attempt in {attempts}; do escape $attempt; done");

@@ -32,7 +32,7 @@ fn lab(name: &str) -> Lab {
 #[test]
 fn removed_directory_of_carried_program_is_not_reused() {
     let lab = lab("/run/coracle-lab-attacks-remake");
-    // With 16 MB the program doesn't fit; with 64 MB the files after it don't.
+    // With 16 MB the program does not fit; with 64 MB the files after it do not.
     for size in ["16M", "64M"] {
         let mount = format!("mount --no-mtab -t tmpfs -o size={size},mode=1777 small /tmp");
         lab.root("node1", &mount).succeeded();

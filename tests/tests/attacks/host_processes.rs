@@ -43,7 +43,7 @@ fn host_pid_pods_cannot_reach_the_users_home() {
     assert_spies_see_nothing("CORACLE_ROOTFS=overlay");
 }
 
-/// The processes of fuse-overlayfs can't be made non-dumpable.
+/// The processes of fuse-overlayfs cannot be made non-dumpable.
 #[test]
 fn fuse_overlayfs_does_not_expose_the_users_home() {
     assert_spies_see_nothing("CORACLE_ROOTFS=fuse-overlayfs");

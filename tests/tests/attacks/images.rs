@@ -104,7 +104,7 @@ fn kill_registry(lab: &Lab, server: Running) {
     }
 }
 
-/// Waits until the image of the pod can't be pulled.
+/// Waits until the image of the pod cannot be pulled.
 #[track_caller]
 fn wait_for_rejection(cluster: &mut TestCluster, name: &str) {
     let mut last = Value::Null;

@@ -9,7 +9,7 @@ use serde_json::json;
 const DIR: &str = "own";
 const PROGRAM: &str = "/home/user1/own/coracle";
 const RELEASES: &str = "--kubernetes=/opt/coracle/lib/coracle/kubernetes";
-const REFUSED: &str = "containers can't run the program that starts them";
+const REFUSED: &str = "containers cannot run the program that starts them";
 
 /// The file's metadata, including its ctime, which every modification changes.
 fn metadata(lab: &Lab) -> String {

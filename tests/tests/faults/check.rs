@@ -52,7 +52,7 @@ struct Container {
 enum Deviation {
     /// The cluster may still recover.
     Transient(String),
-    /// The cluster can't recover.
+    /// The cluster cannot recover.
     Permanent(String),
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `CORACLE_FAULTS_SEED` is the seed, `CORACLE_FAULTS` the number of faults, and `CORACLE_FAULTS_LONGEST` the maximum duration of one
-//! in seconds. A round has one fault or two. A fault that finds no victim doesn't count.
+//! in seconds. A round has one fault or two. A fault that finds no victim does not count.
 
 mod check;
 mod fault;

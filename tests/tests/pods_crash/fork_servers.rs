@@ -73,7 +73,7 @@ fn killed_fork_servers_of_pulls_are_replaced() {
     // Without fork servers, a container is still restarted alone if its image was pulled before.
     let pids = fork_servers(&lab, &b).into_iter().map(|server| server.pid);
     let pids: Vec<_> = pids.map(|pid| pid.to_string()).collect();
-    // Stopped, the sandbox can't replace the first one before the second one is killed.
+    // Stopped, the sandbox cannot replace the first one before the second one is killed.
     let sandbox = sandbox_above(&lab.processes("node2"), &b).pid;
     let servers = pids.join(" ");
     lab.root(

@@ -1,18 +1,18 @@
-//! Carrying: copying this program, the release of Kubernetes and the workload to nodes that don't see the originals.
+//! Carrying: copying this program, the release of Kubernetes and the workload to nodes that do not see the originals.
 //!
 //! An agent, the doctor and `coracle logs` need the program alone: the shell of a step receives it ([`script`]) as a
 //! stream ([`program_stream`]). Without a shared file system a leader also needs the release and the
-//! workload, which `coracle run` sends after the program ([`bundle`] writes and unpacks them). Either way
+//! workload, which `coracle run` sends after the program ([`archive`] writes and unpacks them). Either way
 //! the copy lies in a directory in `/tmp` that only this user can enter and that the node itself has named.
 
-pub mod bundle;
+pub mod archive;
 pub mod program_stream;
 pub mod script;
 
 use std::path::{Path, PathBuf};
 
 /// Prefix of a carry directory's name, and the number of random characters that `mktemp` adds.
-const DIR_PREFIX: &str = "coracle-carried.";
+const CARRY_DIR_PREFIX: &str = "coracle-carried.";
 const RANDOM_CHARS: usize = 16;
 /// The program in the directory: its name, and the name until the copy is complete.
 const PROGRAM: &str = "coracle";
@@ -21,7 +21,7 @@ const UNFINISHED: &str = "coracle.part";
 const RELEASES: &str = "kubernetes";
 /// The directory that contains the workload.
 const WORKLOAD: &str = "workload";
-/// The last entry of a bundle: without it, the bundle is incomplete.
+/// The last entry of an archive: without it, the archive is incomplete.
 const COMPLETE: &str = "complete";
 
 /// Parses the carry directory that a node reports; `None` if it is not one in `/tmp`.
@@ -30,7 +30,7 @@ pub fn parse_dir(text: &str) -> Option<PathBuf> {
     (dir.parent() == Some(Path::new("/tmp")) && is_carry_dir_name(dir)).then(|| dir.to_owned())
 }
 
-/// Whether this process runs from a carried copy, which other nodes don't see.
+/// Whether this process runs from a carried copy, which other nodes do not see.
 pub fn is_carried() -> bool {
     own_dir().is_some()
 }
@@ -68,7 +68,7 @@ fn carried_dir(program: &Path) -> Option<PathBuf> {
 
 fn is_carry_dir_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    let suffix = name.and_then(|name| name.strip_prefix(DIR_PREFIX));
+    let suffix = name.and_then(|name| name.strip_prefix(CARRY_DIR_PREFIX));
     suffix.is_some_and(|suffix| {
         suffix.len() == RANDOM_CHARS && suffix.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 /// The stream consists of blocks of this size. `dd` reads exactly those, and leaves the rest of the pipe to the program. The last block is
 /// filled with zeros, which gzip ignores.
-pub const BLOCK_SIZE: usize = 64 * 1024;
+pub const CARRY_BLOCK_SIZE: usize = 64 * 1024;
 
 /// This program, compressed: `srun` sends it to each node in turn.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl ProgramStream {
     pub(super) fn compress(mut program: impl Read) -> io::Result<Self> {
         let mut hasher = Sha256::new();
         let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
-        let mut block = vec![0; BLOCK_SIZE];
+        let mut block = vec![0; CARRY_BLOCK_SIZE];
         loop {
             let read = program.read(&mut block)?;
             if read == 0 {
@@ -39,7 +39,7 @@ impl ProgramStream {
             compressed.write_all(&block[..read])?;
         }
         let mut bytes = compressed.finish()?;
-        bytes.resize(bytes.len().next_multiple_of(BLOCK_SIZE), 0);
+        bytes.resize(bytes.len().next_multiple_of(CARRY_BLOCK_SIZE), 0);
         Ok(Self {
             bytes,
             digest: hasher
@@ -52,7 +52,7 @@ impl ProgramStream {
 
     /// The number of blocks in the stream.
     pub fn blocks(&self) -> usize {
-        self.bytes.len() / BLOCK_SIZE
+        self.bytes.len() / CARRY_BLOCK_SIZE
     }
 
     /// The SHA-256 digest of the program, in hexadecimal.

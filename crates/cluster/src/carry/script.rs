@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::program_stream::{BLOCK_SIZE, ProgramStream};
+use super::program_stream::{CARRY_BLOCK_SIZE, ProgramStream};
 
 /// The shell that runs it.
 pub const SHELL: &str = "/bin/sh";
@@ -58,7 +58,7 @@ mv "$dir/coracle.part" "$dir/coracle"
 exec "$dir/coracle" "$@"
 "#;
 
-/// Receives the program into a directory that another step has made, and executes it to receive the bundle there.
+/// Receives the program into a directory that another step has made, and executes it to receive the archive there.
 const RECEIVE: &str = r#"
 enter_dir "$3"
 receive_program "$1" "$2"
@@ -78,7 +78,7 @@ exec /proc/self/fd/9/coracle "$@"
 
 /// The functions for a script with this prefix of error messages, which must not contain quotes.
 pub fn functions(message_prefix: &'static str) -> String {
-    format!("prefix='{message_prefix}' block={BLOCK_SIZE}{FUNCTIONS}")
+    format!("prefix='{message_prefix}' block={CARRY_BLOCK_SIZE}{FUNCTIONS}")
 }
 
 /// The arguments of [`SHELL`] that receive `program` and execute it with `args`. The program removes its directory.
@@ -92,7 +92,7 @@ pub fn run_args(
     shell_args
 }
 
-/// The arguments of [`SHELL`] that receive `program`, and a bundle after it, into `dir` on that node.
+/// The arguments of [`SHELL`] that receive `program`, and an archive after it, into `dir` on that node.
 pub fn receive_args(
     message_prefix: &'static str,
     program: &ProgramStream,

@@ -168,7 +168,7 @@ fn is_other_program(error: &rustls::Error) -> bool {
     }
 }
 
-/// Connects to all addresses of the leader's host at once. Some may belong to networks that this host doesn't reach, or that
+/// Connects to all addresses of the leader's host at once. Some may belong to networks that this host does not reach, or that
 /// every host has; the leader is the peer that shows its certificate.
 async fn connect_to_first(
     leader_addresses: &[SocketAddr],

@@ -28,9 +28,9 @@ use crate::node_plan::NodePlan;
 use crate::token;
 
 /// Limit on connections whose client has not authenticated yet, beside one per node: every user of the host can open some.
-const MAX_UNAUTHENTICATED: usize = 512;
+const MAX_UNAUTHENTICATED_AGENTS: usize = 512;
 /// Time that a client has to authenticate.
-const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
+const AGENT_AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A change of a node's membership.
 #[derive(Debug)]
@@ -120,8 +120,10 @@ impl EnrolmentListener {
         Arc::new(Self {
             shared,
             roster: Mutex::default(),
-            unauthenticated: UnauthenticatedConnections::new(MAX_UNAUTHENTICATED + expected_nodes),
-            authentication_timeout: AUTHENTICATION_TIMEOUT,
+            unauthenticated: UnauthenticatedConnections::new(
+                MAX_UNAUTHENTICATED_AGENTS + expected_nodes,
+            ),
+            authentication_timeout: AGENT_AUTHENTICATION_TIMEOUT,
             events,
         })
     }
@@ -379,7 +381,7 @@ impl EnrolmentListener {
         let welcome = LeaderMessage::Welcome(Box::new(response));
         if let Err(error) = stream.send(&welcome).await {
             let mut roster = self.roster();
-            // The agent doesn't know that it was admitted, and retries with the same token.
+            // The agent does not know that it was admitted, and retries with the same token.
             if let Some(token) = request.token.clone()
                 && roster.nodes.contains_key(node)
             {

@@ -15,7 +15,7 @@ use tokio_util::codec::{Framed, LinesCodec};
 /// The name in the leader's certificate; agents know addresses only.
 pub const LEADER_NAME: &str = "leader.coracle";
 /// Limit on the length of a message.
-const MAX_LINE: usize = 256 * 1024;
+const MAX_MESSAGE_LINE: usize = 256 * 1024;
 /// Larger clock differences make certificates invalid and leases expire.
 const MAX_CLOCK_DIFFERENCE: Duration = control_plane::pki::CLOCK_TOLERANCE;
 
@@ -147,7 +147,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> MessageStream<S> {
     pub fn new(stream: S) -> Self {
         Self(Framed::new(
             stream,
-            LinesCodec::new_with_max_length(MAX_LINE),
+            LinesCodec::new_with_max_length(MAX_MESSAGE_LINE),
         ))
     }
 
@@ -195,7 +195,7 @@ pub fn clock_problem(leader: u64, node: u64) -> Option<String> {
     }
     let direction = if node < leader { "behind" } else { "ahead of" };
     Some(format!(
-        "its clock is {} s {direction} the leader's; certificates can't be valid on both",
+        "its clock is {} s {direction} the leader's; certificates cannot be valid on both",
         difference.as_secs()
     ))
 }
@@ -217,7 +217,7 @@ mod tests {
         let (client, mut server) = tokio::io::duplex(1 << 20);
         let mut stream = MessageStream::new(client);
         tokio::spawn(async move {
-            let garbage = vec![b'x'; MAX_LINE + 2];
+            let garbage = vec![b'x'; MAX_MESSAGE_LINE + 2];
             let _ = tokio::io::AsyncWriteExt::write_all(&mut server, &garbage).await;
         });
         assert!(stream.receive::<AgentMessage>().await.is_err());

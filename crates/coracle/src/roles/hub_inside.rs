@@ -17,12 +17,12 @@ use crate::node_dir;
 use crate::process_lock;
 
 /// How often the process checks for the guard of an agent.
-const CHECK_INTERVAL: Duration = Duration::from_secs(3);
+const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 /// How long the process waits for another agent on a node without data of pods. Brief, because the job ends only after this
 /// process exits. With data, it waits as long as pods do.
 const IDLE_AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the last process inside may still hold the lock.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const INSIDE_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
@@ -32,7 +32,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
         linux::process_limit::lower(limit)?;
     }
     let [outside, lock_dir] = node_dir::hub_locks(&config.dir);
-    let locked = process_lock::try_acquire(&lock_dir, LOCK_TIMEOUT);
+    let locked = process_lock::try_acquire(&lock_dir, INSIDE_LOCK_TIMEOUT);
     let entered = match &locked {
         Ok(Some(_)) => Inside::enter(previous).map_err(|error| error.to_string()),
         Ok(None) => Err("the last process inside has not exited".to_owned()),
@@ -44,7 +44,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     };
     let mut unguarded = Unguarded::default();
     let socket = node_dir::hub_sockets(&config.dir).inside;
-    inside.serve(&socket, CHECK_INTERVAL, || {
+    inside.serve(&socket, GUARD_CHECK_INTERVAL, || {
         let is_abandoned = unguarded.is_abandoned(&config.dir, Instant::now());
         if is_abandoned {
             // The process outside would start another one inside.

@@ -15,7 +15,7 @@ use linux::process::ForkResult;
 
 use crate::cleanup;
 
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const JANITOR_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts a janitor for the directory `dir`. It waits until every copy of the returned pipe is closed.
 pub fn start_process(dir: &Path) -> anyhow::Result<ChildStdin> {
@@ -48,7 +48,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let dir = PathBuf::from(line.trim_end());
     // The guard of a new agent has started a new janitor.
     while !cleanup::is_guarded(&dir) && !cleanup::remove_unused(&dir)? {
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(JANITOR_POLL_INTERVAL);
     }
     Ok(ExitCode::SUCCESS)
 }

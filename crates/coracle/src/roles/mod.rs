@@ -3,7 +3,7 @@
 //!
 //! A role's module also has the part that other processes use to start it: the type of its configuration, or a function
 //! `start_process` (which returns when the process runs) or `run_process` (which returns when it has exited). Roles use nothing else of
-//! each other, except that `pod_job` uses the launcher and hub of `node`; shared parts are beside this module.
+//! each other; shared parts are beside this module.
 
 pub mod control_plane;
 pub mod free_layers;

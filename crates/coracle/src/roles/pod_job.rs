@@ -21,14 +21,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cgroup;
 use crate::cleanup;
 use crate::guard::{self, GuardPolicy, GuardedProcess};
+use crate::launch::{self, NodeLauncher};
 use crate::node_dir::{self, NodeDir};
+use crate::node_hub::NodeHub;
 use crate::process_lock;
-use crate::roles::node::hub::NodeHub;
-use crate::roles::node::launch::{self, NodeLauncher};
 use crate::sealed_program;
 
 /// How long another process may still hold the lock of a directory with the same name.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const POD_JOB_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The role's configuration, one line of JSON on its standard input.
 #[derive(Clone, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub fn main() -> anyhow::Result<ExitCode> {
     let context = || format!("cannot create directory {}", node_dir.dir.display());
     node_dir.create().with_context(context)?;
     // The sandbox waits for its kubelet for as long as this lock is held.
-    let lock = process_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT)?
+    let lock = process_lock::try_acquire(&node_dir.dir, POD_JOB_LOCK_TIMEOUT)?
         .context("another process uses the pod's directory")?;
     let cgroups = cgroup::set_up();
     match guard::fork_worker(GuardPolicy::Exit)? {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::{cleanup, process_lock};
 
 /// Time that a sandbox has to exit before its pod's directory is removed.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+const SANDBOX_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kind of a directory to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum RemovedDir {
 /// Entry point of the role.
 pub fn main(dir: &Path, is_pod: bool) -> anyhow::Result<ExitCode> {
     if is_pod {
-        remove_pod(dir, EXIT_TIMEOUT)?;
+        remove_pod(dir, SANDBOX_EXIT_TIMEOUT)?;
     } else {
         cleanup::remove_tree(dir)?;
     }
@@ -89,7 +89,7 @@ mod tests {
         // The removal waits for a sandbox that exits.
         let waiting = {
             let dir = dir.clone();
-            std::thread::spawn(move || remove_pod(&dir, EXIT_TIMEOUT))
+            std::thread::spawn(move || remove_pod(&dir, SANDBOX_EXIT_TIMEOUT))
         };
         pod.end();
         waiting.join().unwrap().unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::Context;
-use slurm::{Slurm, SlurmError, Submission};
+use slurm::{JobState, Slurm, SlurmError, Submission};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::ClusterSelector;
@@ -58,7 +58,7 @@ pub async fn run_on_leader_node(
         other => cluster::slurm_failure(other),
     })?;
     if detail.nodes.is_empty() {
-        let state = detail.state.as_deref().unwrap_or("not known");
+        let state = detail.state.as_ref().map_or("not known", JobState::as_str);
         return Err(Failure::new(
             FailureCode::Slurm,
             format!("job {job} has no nodes; its state is {state}"),

@@ -6,11 +6,11 @@ use anyhow::{Context, bail};
 use images::ImageGcPolicy;
 
 /// Overrides the defaults, as in `high=85,low=80,age=2m,every=5m`.
-const VARIABLE: &str = "CORACLE_IMAGE_GC";
+const IMAGE_GC_VARIABLE: &str = "CORACLE_IMAGE_GC";
 
 /// The policy from the environment, or the default.
 pub fn from_environment() -> anyhow::Result<ImageGcPolicy> {
-    parse(&std::env::var(VARIABLE).unwrap_or_default())
+    parse(&std::env::var(IMAGE_GC_VARIABLE).unwrap_or_default())
 }
 
 fn parse(text: &str) -> anyhow::Result<ImageGcPolicy> {
@@ -21,7 +21,7 @@ fn parse(text: &str) -> anyhow::Result<ImageGcPolicy> {
             None => (value.strip_suffix('s').unwrap_or(value), 1),
         };
         let number: u64 = number.parse().ok().with_context(|| {
-            format!("{VARIABLE}: {part:?} is not like high=85, low=80, age=2m or every=5m")
+            format!("{IMAGE_GC_VARIABLE}: {part:?} is not like high=85, low=80, age=2m or every=5m")
         })?;
         let time = Duration::from_secs(number.saturating_mul(unit));
         match name {
@@ -29,13 +29,13 @@ fn parse(text: &str) -> anyhow::Result<ImageGcPolicy> {
             "low" => policy.low_threshold_percent = number,
             "age" => policy.min_age = time,
             "every" => policy.interval = time.max(Duration::from_secs(1)),
-            other => bail!("{VARIABLE} has no {other:?}"),
+            other => bail!("{IMAGE_GC_VARIABLE} has no {other:?}"),
         }
     }
     if policy.low_threshold_percent > policy.high_threshold_percent
         || policy.high_threshold_percent > 100
     {
-        bail!("{VARIABLE}: low must not be above high, nor high above 100");
+        bail!("{IMAGE_GC_VARIABLE}: low must not be above high, nor high above 100");
     }
     Ok(policy)
 }

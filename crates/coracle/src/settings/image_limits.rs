@@ -6,24 +6,25 @@ use images::ImageLimits;
 use super::amount;
 
 /// Overrides the limits, as in `bytes=128G,files=8000000`.
-const VARIABLE: &str = "CORACLE_IMAGE_LIMITS";
+const IMAGE_LIMITS_VARIABLE: &str = "CORACLE_IMAGE_LIMITS";
 
 /// The limits from the environment, or the defaults.
 pub fn from_environment() -> anyhow::Result<ImageLimits> {
-    parse(&std::env::var(VARIABLE).unwrap_or_default())
+    parse(&std::env::var(IMAGE_LIMITS_VARIABLE).unwrap_or_default())
 }
 
 fn parse(text: &str) -> anyhow::Result<ImageLimits> {
     let mut limits = ImageLimits::default();
     for (part, name, value) in super::pairs(text) {
-        let malformed = || format!("{VARIABLE}: {part:?} is not like bytes=128G or files=8000000");
+        let malformed =
+            || format!("{IMAGE_LIMITS_VARIABLE}: {part:?} is not like bytes=128G or files=8000000");
         match name {
             "bytes" => {
                 let bytes = amount::bytes(value).map_err(anyhow::Error::msg);
                 limits.bytes = bytes.with_context(malformed)?;
             }
             "files" => limits.entries = value.parse().with_context(malformed)?,
-            other => bail!("{VARIABLE} has no {other:?}"),
+            other => bail!("{IMAGE_LIMITS_VARIABLE} has no {other:?}"),
         }
     }
     Ok(limits)

@@ -5,15 +5,18 @@ use std::time::Duration;
 use anyhow::Context;
 
 /// For example `90s`, `10m` or `4h`. Upstream's kubelet calls it `streamingConnectionIdleTimeout`.
-const VARIABLE: &str = "CORACLE_STREAM_IDLE";
+const STREAM_IDLE_VARIABLE: &str = "CORACLE_STREAM_IDLE";
 
 /// The time-out from the environment, or upstream's default.
 pub fn from_environment() -> anyhow::Result<Duration> {
-    match std::env::var(VARIABLE).unwrap_or_default().as_str() {
+    match std::env::var(STREAM_IDLE_VARIABLE)
+        .unwrap_or_default()
+        .as_str()
+    {
         "" => Ok(kubelet_api::STREAM_IDLE_TIMEOUT),
-        text => {
-            parse(text).with_context(|| format!("{VARIABLE}: {text:?} is not like 90s, 10m or 4h"))
-        }
+        text => parse(text).with_context(|| {
+            format!("{STREAM_IDLE_VARIABLE}: {text:?} is not like 90s, 10m or 4h")
+        }),
     }
 }
 

@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use linux::layer_merge::{OPAQUE_MARKER, OPAQUE_XATTR, WHITEOUT_PREFIX};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, XattrFlags, fchmod, fsetxattr, fstat,
     mkdirat, mknodat, openat, openat2, readlinkat, statat, unlinkat,
@@ -13,14 +14,6 @@ use rustix::io::Errno;
 
 /// The kernel's own limit for symlinks in a path.
 const MAX_SYMLINKS: usize = 40;
-
-/// Marks an opaque directory for overlayfs mounted with `userxattr`.
-const OPAQUE_XATTR: &str = "user.overlay.opaque";
-
-/// OCI's marker files, for file systems without xattrs or device nodes. overlayfs ignores them, but it cannot use such a file
-/// system for a root anyway; fuse-overlayfs and `linux::layer_merge` understand them. No file of a layer has such a name.
-const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
-const WHITEOUT_PREFIX: &[u8] = b".wh.";
 
 /// The root directory of a layer that is being unpacked.
 #[derive(Debug)]

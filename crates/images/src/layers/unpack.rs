@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use linux::file_id::FileId;
+use linux::layer_merge::{OPAQUE_MARKER, WHITEOUT_PREFIX};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chownat, fchmod, fchown,
     fsetxattr, futimens, linkat, mknodat, openat, symlinkat, utimensat,
@@ -22,8 +23,6 @@ use super::layer_tree::{self, LayerTree};
 use super::path::{PathComponents, components};
 use super::tar::{EntryKind, TarEntry, TarReader};
 
-const WHITEOUT_PREFIX: &[u8] = b".wh.";
-const OPAQUE_MARKER: &[u8] = b".wh..wh..opq";
 /// Prefix of aufs's internal files.
 const AUFS_PREFIX: &[u8] = b".wh..wh.";
 

@@ -22,7 +22,7 @@ use download::error_chain;
 
 /// Attempts for a small request.
 const MAX_ATTEMPTS: u32 = 3;
-const INITIAL_BACKOFF: Duration = Duration::from_millis(300);
+const REGISTRY_INITIAL_BACKOFF: Duration = Duration::from_millis(300);
 
 /// The header with the digest of the content.
 const CONTENT_DIGEST: &str = "docker-content-digest";
@@ -233,7 +233,7 @@ impl PullSource {
                     if tries >= MAX_ATTEMPTS {
                         return Err(self.connection_error(tries, error));
                     }
-                    tokio::time::sleep(INITIAL_BACKOFF * (1 << tries)).await;
+                    tokio::time::sleep(REGISTRY_INITIAL_BACKOFF * (1 << tries)).await;
                     continue;
                 }
             };
@@ -260,7 +260,7 @@ impl PullSource {
                     && (status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS) =>
                 {
                     tries += 1;
-                    tokio::time::sleep(INITIAL_BACKOFF * (1 << tries)).await;
+                    tokio::time::sleep(REGISTRY_INITIAL_BACKOFF * (1 << tries)).await;
                 }
                 _ => {
                     return Err(RegistryError::Status {
@@ -444,7 +444,7 @@ impl PullSource {
             match attempt.send().await {
                 Ok(response) if !response.status().is_server_error() => break response,
                 Ok(_) | Err(_) if tries < MAX_ATTEMPTS => {
-                    tokio::time::sleep(INITIAL_BACKOFF * (1 << tries)).await;
+                    tokio::time::sleep(REGISTRY_INITIAL_BACKOFF * (1 << tries)).await;
                 }
                 Ok(response) => break response,
                 Err(error) => return Err(self.connection_error(tries, error)),

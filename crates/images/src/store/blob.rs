@@ -12,7 +12,7 @@ use tempfile::{NamedTempFile, TempPath};
 use super::{Grant, ImageStore, ImageStoreError, Requester, lock};
 use crate::manifest::Descriptor;
 
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
+const BLOB_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prefix of files that are being written.
 pub(super) const TEMP_PREFIX: &str = ".new-";
@@ -79,7 +79,7 @@ impl ImageStore {
                     if let Some(waiting) = waiting.take() {
                         waiting();
                     }
-                    tokio::time::sleep(LOCK_POLL_INTERVAL).await;
+                    tokio::time::sleep(BLOB_LOCK_POLL_INTERVAL).await;
                     // Invalidates NFS's negative cache entry for the blob.
                     let _ = fs::read_dir(self.blobs());
                     continue;

@@ -15,7 +15,7 @@ use download::Digest;
 const RECENT: Duration = Duration::from_secs(24 * 3600);
 
 /// Timeout for the exclusive lock, which running pulls delay.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+const STORE_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of a garbage collection.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +49,7 @@ struct Root {
 impl ImageStore {
     /// Removes the references that `options` selects, and all unreferenced blobs. Waits for running pulls.
     pub async fn prune(&self, options: &PruneOptions) -> Result<PruneReport, ImageStoreError> {
-        let lock = self.lock_exclusive(LOCK_TIMEOUT).await?;
+        let lock = self.lock_exclusive(STORE_LOCK_TIMEOUT).await?;
         let mut roots = self.roots()?;
         roots.sort_by_key(|root| std::cmp::Reverse(root.used));
         let blob_sizes = self.blob_sizes()?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{ImageStore, ImageStoreError};
 
 /// The interval between attempts to take a lock: a blocking call on a shared file system could not be cancelled.
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
+const STORE_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Protects all blobs from removal until it is dropped.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl ImageStore {
         loop {
             match lock.try_lock_shared() {
                 Ok(()) => return Ok(SharedLock { _lock: Some(lock) }),
-                Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
+                Err(TryLockError::WouldBlock) => tokio::time::sleep(STORE_LOCK_POLL_INTERVAL).await,
                 // No locks on this file system: garbage collection keeps recent files instead.
                 Err(TryLockError::Error(_)) => return Ok(SharedLock { _lock: None }),
             }
@@ -71,7 +71,7 @@ impl ImageStore {
             match lock.try_lock() {
                 Ok(()) => return Ok(ExclusiveLock { lock: Some(lock) }),
                 Err(TryLockError::WouldBlock) if started.elapsed() < timeout => {
-                    tokio::time::sleep(LOCK_POLL_INTERVAL).await;
+                    tokio::time::sleep(STORE_LOCK_POLL_INTERVAL).await;
                 }
                 Err(TryLockError::WouldBlock) => {
                     return Err(ImageStoreError::Busy(self.root.clone()));

@@ -1,5 +1,7 @@
 //! Upstream's node log query: `query`, `sinceTime`, `untilTime`, `tailLines`, `pattern`, `boot`.
 
+use std::str::FromStr;
+
 use jiff::Timestamp;
 use regex::Regex;
 
@@ -11,6 +13,9 @@ const MAX_LINES: i64 = 100_000;
 const MAX_SERVICES: usize = 4;
 /// Limit for a compiled pattern, in bytes.
 const MAX_PATTERN_SIZE: usize = 1 << 20;
+/// Upstream's messages about values that cannot be parsed.
+const TIME_FORMAT: &str = "invalid time format";
+const NOT_A_NUMBER: &str = "not a number";
 
 /// Why a query is rejected, with the message for the client.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,9 +45,6 @@ pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> 
     let (mut has_query, mut has_options) = (false, false);
     let mut queries = Vec::new();
     for (name, value) in form_urlencoded::parse(text.as_bytes()) {
-        let undecodable = |reason: &str| {
-            NodeLogsError::Undecodable(format!("{name}: Invalid value: {value:?}: {reason}"))
-        };
         match (&*name, &*value) {
             ("query", value) => {
                 has_query = true;
@@ -54,47 +56,11 @@ pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> 
                 }
             }
             (_, "") => {}
-            ("sinceTime", value) => {
-                query.since = Some(
-                    value
-                        .parse()
-                        .map_err(|_| undecodable("invalid time format"))?,
-                );
-            }
-            ("untilTime", value) => {
-                query.until = Some(
-                    value
-                        .parse()
-                        .map_err(|_| undecodable("invalid time format"))?,
-                );
-            }
-            ("tailLines", value) => {
-                let lines: i64 = value.parse().map_err(|_| undecodable("not a number"))?;
-                if !(0..=MAX_LINES).contains(&lines) {
-                    return Err(NodeLogsError::Invalid(format!(
-                        "{name}: Invalid value: {lines}: must be between 0 and {MAX_LINES}, inclusive"
-                    )));
-                }
-                query.tail = usize::try_from(lines).ok();
-            }
-            ("boot", value) => {
-                let boot: i64 = value.parse().map_err(|_| undecodable("not a number"))?;
-                if boot > 0 {
-                    return Err(NodeLogsError::Invalid(format!(
-                        "boot: Invalid value: {boot}: must be less than 1"
-                    )));
-                }
-                query.earlier_boot = boot < 0;
-            }
-            ("pattern", value) => {
-                let pattern = regex::RegexBuilder::new(value)
-                    .size_limit(MAX_PATTERN_SIZE)
-                    .build();
-                let pattern = pattern.map_err(|error| {
-                    NodeLogsError::Invalid(format!("pattern: Invalid value: {value:?}: {error}"))
-                })?;
-                query.pattern = Some(pattern);
-            }
+            ("sinceTime", value) => query.since = Some(parse_value(&name, value, TIME_FORMAT)?),
+            ("untilTime", value) => query.until = Some(parse_value(&name, value, TIME_FORMAT)?),
+            ("tailLines", value) => query.tail = parse_tail(value)?,
+            ("boot", value) => query.earlier_boot = parse_boot(value)?,
+            ("pattern", value) => query.pattern = Some(parse_pattern(value)?),
             _ => continue,
         }
         has_options = true;
@@ -111,6 +77,42 @@ pub(super) fn parse(text: &str) -> Result<Option<NodeLogsQuery>, NodeLogsError> 
     }
     query.check(selects_nothing)?;
     Ok(Some(query))
+}
+
+fn parse_value<T: FromStr>(name: &str, value: &str, problem: &str) -> Result<T, NodeLogsError> {
+    value.parse().map_err(|_| {
+        NodeLogsError::Undecodable(format!("{name}: Invalid value: {value:?}: {problem}"))
+    })
+}
+
+fn parse_tail(value: &str) -> Result<Option<usize>, NodeLogsError> {
+    let lines: i64 = parse_value("tailLines", value, NOT_A_NUMBER)?;
+    if !(0..=MAX_LINES).contains(&lines) {
+        return Err(NodeLogsError::Invalid(format!(
+            "tailLines: Invalid value: {lines}: must be between 0 and {MAX_LINES}, inclusive"
+        )));
+    }
+    Ok(usize::try_from(lines).ok())
+}
+
+/// Whether the option asks for an earlier boot than the current one.
+fn parse_boot(value: &str) -> Result<bool, NodeLogsError> {
+    let boot: i64 = parse_value("boot", value, NOT_A_NUMBER)?;
+    if boot > 0 {
+        return Err(NodeLogsError::Invalid(format!(
+            "boot: Invalid value: {boot}: must be less than 1"
+        )));
+    }
+    Ok(boot < 0)
+}
+
+fn parse_pattern(value: &str) -> Result<Regex, NodeLogsError> {
+    let pattern = regex::RegexBuilder::new(value)
+        .size_limit(MAX_PATTERN_SIZE)
+        .build();
+    pattern.map_err(|error| {
+        NodeLogsError::Invalid(format!("pattern: Invalid value: {value:?}: {error}"))
+    })
 }
 
 impl NodeLogsQuery {

@@ -30,7 +30,7 @@ use crate::streams::{StreamDriver, StreamProtocol, StreamTimeouts};
 use crate::upgrade::{UpgradeError, accept_spdy};
 use crate::websocket::{Channels, Encoding, Tunnel, accept, is_websocket, requested_protocols};
 
-const SPDY_PROTOCOLS: &[(&str, ())] = &[("portforward.k8s.io", ())];
+const FORWARD_SPDY_PROTOCOLS: &[(&str, ())] = &[("portforward.k8s.io", ())];
 const TUNNEL_PROTOCOLS: &[(&str, ())] = &[("SPDY/3.1+portforward.k8s.io", ())];
 const TUNNEL_PREFIX: &str = "SPDY/3.1+";
 
@@ -124,7 +124,8 @@ fn handle(
             .switch_protocols(on_upgrade, accepted.headers, serve));
     }
     if websocket {
-        let accepted = accept(method, headers, websocket::PROTOCOLS).map_err(UpgradeError::from)?;
+        let accepted = accept(method, headers, websocket::FORWARD_WEBSOCKET_PROTOCOLS)
+            .map_err(UpgradeError::from)?;
         let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let encoding = accepted.protocol;
         let serve = move |io| async move {
@@ -134,7 +135,7 @@ fn handle(
             .upgrades
             .switch_protocols(on_upgrade, accepted.headers, serve));
     }
-    let accepted = accept_spdy(headers, SPDY_PROTOCOLS)?;
+    let accepted = accept_spdy(headers, FORWARD_SPDY_PROTOCOLS)?;
     let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
     let serve = move |io| async move {
         serve_spdy(io, SpdyConnection::new(), timeouts, pod, pods).await;

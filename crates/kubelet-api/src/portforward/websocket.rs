@@ -12,7 +12,7 @@ use crate::streams::{CommandSender, IncomingStream, OutgoingStream, StreamDriver
 use crate::websocket::{Channels, Encoding};
 
 /// Supported protocols. A client that names none uses the binary one.
-pub(super) const PROTOCOLS: &[(&str, Encoding)] = &[
+pub(super) const FORWARD_WEBSOCKET_PROTOCOLS: &[(&str, Encoding)] = &[
     ("v4.channel.k8s.io", Encoding::Binary),
     ("v4.base64.channel.k8s.io", Encoding::Base64),
     ("", Encoding::Binary),

@@ -195,8 +195,12 @@ impl CheckedRequest {
         let headers = request.headers();
         let requested = self.options.streams;
         if is_websocket(headers) {
-            let accepted = accept(request.method(), headers, websocket::PROTOCOLS)
-                .map_err(UpgradeError::from)?;
+            let accepted = accept(
+                request.method(),
+                headers,
+                websocket::COMMAND_WEBSOCKET_PROTOCOLS,
+            )
+            .map_err(UpgradeError::from)?;
             let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
             let (version, timeouts) = (accepted.protocol, api.timeouts);
             let pods = Arc::clone(&api.pods);
@@ -207,7 +211,7 @@ impl CheckedRequest {
                 .upgrades
                 .switch_protocols(on_upgrade, accepted.headers, serve));
         }
-        let accepted = accept_spdy(headers, spdy::PROTOCOLS)?;
+        let accepted = accept_spdy(headers, spdy::COMMAND_SPDY_PROTOCOLS)?;
         let on_upgrade = on_upgrade.ok_or(UpgradeError::NotUpgradable)?;
         let (version, timeouts) = (accepted.protocol, api.timeouts);
         let pods = Arc::clone(&api.pods);

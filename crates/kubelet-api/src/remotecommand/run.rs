@@ -12,7 +12,7 @@ use crate::pod_source::{ExecOptions, RequestedStreams, SessionExit, SessionOutpu
 use crate::routes::ApiState;
 
 /// Limit for each output stream. The rest is discarded, as container runtimes do for upstream's kubelet.
-const MAX_OUTPUT: usize = 16 * 1024 * 1024;
+const MAX_RUN_OUTPUT: usize = 16 * 1024 * 1024;
 
 /// The endpoint.
 pub(crate) async fn run(
@@ -79,7 +79,7 @@ async fn run_command(
 }
 
 fn append(output: &mut Vec<u8>, bytes: &[u8]) {
-    let room = MAX_OUTPUT - output.len();
+    let room = MAX_RUN_OUTPUT - output.len();
     output.extend_from_slice(&bytes[..bytes.len().min(room)]);
 }
 
@@ -122,7 +122,7 @@ mod tests {
     async fn responds_with_output_or_failure() {
         assert_eq!(post_run("c", "cmd=zeros+5").await, (200, vec![0; 5]));
         let (code, body) = post_run("c", "cmd=zeros+20000000").await;
-        assert_eq!((code, body.len()), (200, MAX_OUTPUT));
+        assert_eq!((code, body.len()), (200, MAX_RUN_OUTPUT));
         assert_eq!(
             post_run_text("c", "cmd=both").await,
             (500, "command 'both' exited with 3: err".to_owned())

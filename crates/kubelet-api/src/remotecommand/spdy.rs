@@ -36,7 +36,7 @@ const V4: SpdyVersion = SpdyVersion {
 };
 
 /// Supported protocols, in upstream's order.
-pub(super) const PROTOCOLS: &[(&str, SpdyVersion)] = &[
+pub(super) const COMMAND_SPDY_PROTOCOLS: &[(&str, SpdyVersion)] = &[
     ("v4.channel.k8s.io", V4),
     ("v3.channel.k8s.io", V3),
     ("v2.channel.k8s.io", V1_2),

@@ -75,7 +75,7 @@ impl Spdy {
     ) -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
-        let version = version(spdy::PROTOCOLS, protocol);
+        let version = version(spdy::COMMAND_SPDY_PROTOCOLS, protocol);
         let server = tokio::spawn(serve_spdy(
             served,
             StreamTimeouts::default(),
@@ -294,7 +294,7 @@ async fn client_that_opens_no_streams_times_out() {
     let (io, served) = duplex(1024);
     let pods = Arc::new(TestPods::default());
     let checked = checked(RemoteCommandKind::Exec, &["cat"], ALL);
-    let version = version(spdy::PROTOCOLS, "v4.channel.k8s.io");
+    let version = version(spdy::COMMAND_SPDY_PROTOCOLS, "v4.channel.k8s.io");
     let started = tokio::time::Instant::now();
     let server = serve_spdy(
         served,
@@ -345,7 +345,7 @@ impl WebSocket {
     ) -> Self {
         let (io, served) = duplex(16 * 1024);
         let pods = Arc::new(TestPods::default());
-        let version = version(super::websocket::PROTOCOLS, protocol);
+        let version = version(super::websocket::COMMAND_WEBSOCKET_PROTOCOLS, protocol);
         let server = tokio::spawn(serve_websocket(
             served,
             StreamTimeouts::default(),

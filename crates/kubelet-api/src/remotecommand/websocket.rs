@@ -40,7 +40,7 @@ const V5: ChannelVersion = ChannelVersion {
 };
 
 /// Supported protocols. A client that names none uses the oldest one.
-pub(super) const PROTOCOLS: &[(&str, ChannelVersion)] = &[
+pub(super) const COMMAND_WEBSOCKET_PROTOCOLS: &[(&str, ChannelVersion)] = &[
     ("v5.channel.k8s.io", V5),
     (
         "v4.channel.k8s.io",

@@ -9,11 +9,11 @@ use super::SpdyError;
 /// Limit for control frames. Clients send a few hundred bytes at most.
 pub(super) const MAX_CONTROL_FRAME: usize = 64 * 1024;
 /// The length field has 24 bits.
-const MAX_LENGTH: usize = 0x00ff_ffff;
+const MAX_FRAME_LENGTH: usize = 0x00ff_ffff;
 const HEADER: usize = 8;
 const CONTROL: u32 = 0x8000_0000;
 const STREAM: u32 = 0x7fff_ffff;
-const VERSION: u16 = 3;
+const SPDY_VERSION: u16 = 3;
 const FIN: u8 = 1;
 const SYN_STREAM: u16 = 1;
 const SYN_REPLY: u16 = 2;
@@ -124,7 +124,7 @@ impl Parser {
         }
 
         let (version, kind) = ((first >> 16) as u16 & 0x7fff, first as u16);
-        if version != VERSION {
+        if version != SPDY_VERSION {
             return Err(SpdyError::Version(version));
         }
         if length > MAX_CONTROL_FRAME {
@@ -254,7 +254,7 @@ pub(super) fn window_update(output: &mut BytesMut, stream: u32, delta: u32) {
 
 /// Writes data, in several frames if necessary.
 pub(super) fn data(output: &mut BytesMut, stream: u32, fin: bool, bytes: &[u8]) {
-    let mut parts = bytes.chunks(MAX_LENGTH).peekable();
+    let mut parts = bytes.chunks(MAX_FRAME_LENGTH).peekable();
     if parts.peek().is_none() {
         data_frame(output, stream, fin, &[]);
     }
@@ -272,14 +272,14 @@ fn data_frame(output: &mut BytesMut, stream: u32, fin: bool, bytes: &[u8]) {
 
 fn control_header(output: &mut BytesMut, kind: u16, flags: u8, length: usize) {
     output.reserve(HEADER + length);
-    output.put_u16(0x8000 | VERSION);
+    output.put_u16(0x8000 | SPDY_VERSION);
     output.put_u16(kind);
     length_word(output, flags, length);
 }
 
 /// Flags and length. Callers keep the length below 24 bits.
 fn length_word(output: &mut BytesMut, flags: u8, length: usize) {
-    output.put_u32((u32::from(flags) << 24) | (length & MAX_LENGTH) as u32);
+    output.put_u32((u32::from(flags) << 24) | (length & MAX_FRAME_LENGTH) as u32);
 }
 
 #[cfg(test)]

@@ -20,12 +20,12 @@ use super::{
 };
 
 /// Bytes per read.
-const READ_SIZE: usize = 64 * 1024;
+const STREAM_READ_SIZE: usize = 64 * 1024;
 /// With less free space than this, allocate a new buffer instead.
 const MIN_READ_SIZE: usize = 4 * 1024;
 /// Bytes of output to collect before a write.
-const WRITE_SIZE: usize = 64 * 1024;
-/// Chunks of up to [`READ_SIZE`] bytes that an [`IncomingStream`] queues.
+const STREAM_WRITE_SIZE: usize = 64 * 1024;
+/// Chunks of up to [`STREAM_READ_SIZE`] bytes that an [`IncomingStream`] queues.
 const INCOMING_QUEUE: usize = 4;
 /// Commands that wait for the write loop.
 const COMMAND_QUEUE: usize = 1;
@@ -203,7 +203,7 @@ impl<P: StreamProtocol> Reader<'_, P> {
         let mut events = Vec::new();
         loop {
             if buffer.capacity() - buffer.len() < MIN_READ_SIZE {
-                buffer.reserve(READ_SIZE);
+                buffer.reserve(STREAM_READ_SIZE);
             }
             match poll_fn(|context| fill(&mut io, &mut buffer, context)).await {
                 Ok(0) => return ConnectionEnd::ByClient,
@@ -317,7 +317,7 @@ async fn write_loop<P: StreamProtocol>(
                     }
                 }
                 // Collect the output of all waiting commands into one write.
-                while state.protocol.output().len() < WRITE_SIZE
+                while state.protocol.output().len() < STREAM_WRITE_SIZE
                     && state.protocol.is_ready()
                     && let Ok(command) = commands.try_recv()
                 {

@@ -24,7 +24,7 @@ pub(crate) fn client_frame(first: u8, payload: &[u8]) -> Vec<u8> {
 /// Decodes the first frame of a server's output: its first byte and its payload. `None` if it is incomplete.
 pub(crate) fn server_frame(bytes: &[u8]) -> Option<(u8, Vec<u8>)> {
     let (&[first, second], rest) = bytes.split_first_chunk()?;
-    assert_eq!(second & 0x80, 0, "servers don't mask");
+    assert_eq!(second & 0x80, 0, "servers do not mask");
     let (length, rest) = match second {
         126 => {
             let (length, rest) = rest.split_first_chunk()?;

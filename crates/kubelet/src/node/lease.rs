@@ -18,7 +18,7 @@ const NAMESPACE: &str = "kube-node-lease";
 const DURATION_SECONDS: i32 = 40;
 /// A quarter of the duration, as in upstream.
 const RENEW_INTERVAL: Duration = Duration::from_secs(10);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(7);
+const MAX_LEASE_RETRY_DELAY: Duration = Duration::from_secs(7);
 
 /// Renews the lease and never returns. The lease is owned by the Node with uid `node_uid`. While that is `None` the Node is
 /// deleted, and the lease is not renewed: the garbage collector would delete it.
@@ -28,7 +28,7 @@ pub(crate) async fn keep_renewed(
     mut node_uid: watch::Receiver<Option<String>>,
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
-    let mut backoff = ExponentialBackoff::up_to(MAX_RETRY_DELAY);
+    let mut backoff = ExponentialBackoff::up_to(MAX_LEASE_RETRY_DELAY);
     loop {
         let owner = node_uid.borrow_and_update().clone();
         let delay = match owner {

@@ -24,7 +24,7 @@ use crate::backoff::ExponentialBackoff;
 const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between heartbeats when nothing changes, as in upstream.
 const REPORT_INTERVAL: Duration = Duration::from_secs(300);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+const MAX_NODE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// Reports this machine's conditions: when one changes here, when one was changed on the API server (the controller-manager
 /// does that while the node is unreachable), and every five minutes. Never returns.
@@ -39,12 +39,12 @@ pub(crate) async fn sync_node_status(
 ) {
     let nodes: Api<Node> = Api::all(client.clone());
     let events = watcher::watch_object(nodes.clone(), &config.name)
-        .backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
+        .backoff(ExponentialBackoff::up_to(MAX_NODE_RETRY_DELAY));
     tokio::pin!(events);
 
     let mut measure = tokio::time::interval(MEASURE_INTERVAL);
     measure.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut retry_backoff = ExponentialBackoff::up_to(MAX_RETRY_DELAY);
+    let mut retry_backoff = ExponentialBackoff::up_to(MAX_NODE_RETRY_DELAY);
     let mut retry_at: Option<Instant> = None;
     let mut reported_at = Instant::now();
     let mut pressures = Pressures::read(config.scratch_dir());

@@ -16,8 +16,8 @@ use kube::client::Body;
 use pod_protocol::connection::{LogByteStream, accept, serve};
 use pod_protocol::streams::{FrameReader, FrameStream};
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PodState, Problem, SandboxCredential,
-    SandboxHello, SandboxId, SandboxWelcome, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, HostFacts, LogQuery, PROTOCOL_VERSION, PodState, RequestError,
+    SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -400,7 +400,7 @@ impl PodRecords for FakeRecords {
         &self,
         _uid: &str,
         _query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, RequestError>>> {
         futures::future::ready(None).boxed()
     }
 
@@ -540,7 +540,7 @@ async fn connect_all(
     while let Some(sandbox) = connecting.recv().await {
         let (here, there) = tokio::io::duplex(1 << 16);
         let mut hello = SandboxHello {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             uid: "u".to_owned(),
             id: sandbox.id(),
             credential: SandboxCredential::Key(String::new()),
@@ -651,23 +651,23 @@ impl pod_protocol::connection::SandboxService for FakeService {
         self.0.state.subscribe()
     }
 
-    async fn logs(&self, _: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, _: LogQuery) -> Result<LogByteStream, RequestError> {
         Ok(Box::pin(futures::stream::empty()))
     }
 
-    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, Problem> {
+    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
         Err(nothing_runs())
     }
 
-    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
         Err(nothing_runs())
     }
 
-    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, RequestError> {
         Err(nothing_runs())
     }
 }
 
-fn nothing_runs() -> Problem {
-    Problem::new("BadRequest", "no container is running")
+fn nothing_runs() -> RequestError {
+    RequestError::bad_request("no container is running")
 }

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ContainerImage;
 use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::LogByteStream;
-use pod_protocol::{LogQuery, PodState, Problem, SandboxId};
+use pod_protocol::{LogQuery, PodState, RequestError, SandboxId};
 use tokio::sync::{Notify, watch};
 
 /// Starts sandboxes: as children of the agent, or as job steps.
@@ -58,7 +58,7 @@ pub trait PodRecords: Send + Sync {
         &self,
         uid: &str,
         query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>>;
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, RequestError>>>;
 
     /// Removes all records and other data of a pod. Fails while its sandbox runs.
     fn remove(&self, uid: &str) -> BoxFuture<'_, io::Result<()>>;

@@ -14,7 +14,6 @@
 mod admission;
 mod bundle;
 mod eviction;
-mod failure;
 #[cfg(test)]
 mod fake;
 mod launcher;
@@ -37,7 +36,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
-use pod_protocol::Problem;
+use pod_protocol::PodFailure;
 use pod_protocol::connection::TransportListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
@@ -75,7 +74,7 @@ struct Shared {
     /// This kubelet's Node, as last seen on the API server.
     node: watch::Receiver<Option<Arc<Node>>>,
     /// By uid: the pods to evict, and why.
-    evictions: watch::Sender<BTreeMap<String, Problem>>,
+    evictions: watch::Sender<BTreeMap<String, PodFailure>>,
     /// Limits concurrent status updates.
     status_updates: Arc<Semaphore>,
     /// Issues and checks the credentials of sandboxes.

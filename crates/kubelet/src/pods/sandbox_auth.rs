@@ -173,13 +173,13 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use pod_protocol::{SandboxId, VERSION};
+    use pod_protocol::{PROTOCOL_VERSION, SandboxId};
 
     use super::*;
 
     fn hello(uid: &str, credential: SandboxCredential) -> SandboxHello {
         SandboxHello {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             uid: uid.to_owned(),
             id: SandboxId::new("1"),
             credential,

@@ -14,11 +14,11 @@ use tokio::task::JoinSet;
 use super::sandbox_auth::{Authenticated, SandboxAuthenticator};
 
 /// Delay after a failed accept, which is caused by a lack of descriptors or memory.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time-out of the TLS handshake and the hello together.
-const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+const SANDBOX_AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of connections that have not authenticated yet.
-const MAX_UNAUTHENTICATED: usize = 128;
+const MAX_UNAUTHENTICATED_SANDBOXES: usize = 128;
 
 /// A sandbox that has connected.
 pub(super) struct IncomingSandbox {
@@ -35,7 +35,7 @@ pub(super) async fn serve(
     authenticator: Arc<SandboxAuthenticator>,
     connected: mpsc::UnboundedSender<IncomingSandbox>,
 ) {
-    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED);
+    let unauthenticated = UnauthenticatedConnections::new(MAX_UNAUTHENTICATED_SANDBOXES);
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
@@ -51,13 +51,13 @@ pub(super) async fn serve(
                                 }
                             }
                             () = slot.evicted() => {}
-                            () = tokio::time::sleep(AUTHENTICATION_TIMEOUT) => {}
+                            () = tokio::time::sleep(SANDBOX_AUTHENTICATION_TIMEOUT) => {}
                         }
                     });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection of a sandbox");
-                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             },
             Some(_) = handshakes.join_next() => {}

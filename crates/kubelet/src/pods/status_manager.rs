@@ -15,7 +15,7 @@ use super::status::status_patch;
 use crate::api_call::{ApiCallError, call};
 use crate::backoff::ExponentialBackoff;
 
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+const MAX_STATUS_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// Writes the status of one pod.
 pub(super) struct StatusManager {
@@ -99,7 +99,7 @@ async fn write_all(
     mut wanted: watch::Receiver<Option<PodStatus>>,
     written_sender: watch::Sender<WrittenStatus>,
 ) {
-    let mut backoff = ExponentialBackoff::up_to(MAX_RETRY_DELAY);
+    let mut backoff = ExponentialBackoff::up_to(MAX_STATUS_RETRY_DELAY);
     while wanted.changed().await.is_ok() {
         loop {
             let permit = target.permits.acquire().await;

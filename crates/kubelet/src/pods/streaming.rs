@@ -13,7 +13,7 @@ use pod_protocol::connection::{ConnectionError, SandboxClient, SandboxSession};
 use pod_protocol::streams::{
     FrameKind, SessionEnd, StreamFrame, TtySize, encode_frame, skip_bytes,
 };
-use pod_protocol::{AttachQuery, ExecQuery};
+use pod_protocol::{AttachQuery, ExecQuery, RequestError, RequestErrorKind};
 use tokio::sync::mpsc;
 
 /// Maximum number of queued terminal resizes.
@@ -165,10 +165,15 @@ fn output(session: SandboxSession) -> BoxStream<'static, SessionOutput> {
 
 fn session_error(error: ConnectionError) -> SessionError {
     match &error {
-        ConnectionError::Rejected { problem, .. } if problem.is_not_found() => {
-            SessionError::not_found(&problem.message)
-        }
-        ConnectionError::Rejected { problem, .. } => SessionError::internal(&problem.message),
+        ConnectionError::Rejected {
+            error: RequestError { kind, message },
+            ..
+        } => match kind {
+            RequestErrorKind::NotFound => SessionError::not_found(message),
+            RequestErrorKind::BadRequest | RequestErrorKind::Failed => {
+                SessionError::internal(message)
+            }
+        },
         _ => SessionError::from_error(&error),
     }
 }

@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 use volumes::{FsGroupPolicy, HostPathKind, VolumeSource};
 
-use super::{RETRY_INTERVAL, references};
+use super::{OBJECT_RETRY_INTERVAL, references};
 use crate::api_call::{ApiCallError, call_for_bound_pod};
 
 /// A claim that is being deleted may still be used while it has this finalizer.
@@ -56,7 +56,7 @@ impl ClaimReader {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let claimed = self.read(pod, volume, namespace, &name, read_only).await;
             if claimed.is_err() {
-                found.refresh_at = Some(Instant::now() + RETRY_INTERVAL);
+                found.refresh_at = Some(Instant::now() + OBJECT_RETRY_INTERVAL);
             }
             let claimed = claimed.map_err(|why| {
                 format!(

@@ -62,7 +62,7 @@ use crate::node::resources;
 /// How long to wait for the first response about an object, before the pod is resolved without it.
 const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between requests for a missing or forbidden object that cannot be watched.
-const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+const OBJECT_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Debounce window for changes of services.
 const SERVICE_DEBOUNCE: Duration = Duration::from_secs(1);
 

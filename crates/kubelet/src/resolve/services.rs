@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::FIRST_SYNC_TIMEOUT;
 use super::watch_events::watch_events;
 
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+const MAX_SERVICE_WATCH_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The API server's service, for which every pod gets variables.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
 
@@ -126,7 +126,14 @@ async fn watch_all(client: Client, services: Arc<Mutex<ServiceTable>>, count: wa
             count.send_modify(|count| *count += 1);
         }
     };
-    watch_events(api, config, MAX_RETRY_DELAY, "Services", handle).await;
+    watch_events(
+        api,
+        config,
+        MAX_SERVICE_WATCH_RETRY_DELAY,
+        "Services",
+        handle,
+    )
+    .await;
 }
 
 fn key(service: &Service) -> (String, String) {

@@ -11,7 +11,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-use super::{RETRY_INTERVAL, references};
+use super::{OBJECT_RETRY_INTERVAL, references};
 use crate::api_call::{ApiCallError, call_for_bound_pod};
 
 /// A token is renewed at this age, even if it is valid for longer.
@@ -107,7 +107,7 @@ impl TokenManager {
                 );
                 (Ok(token.text), now + RENEW_RETRY_INTERVAL)
             }
-            (Err(error), _) => (Err(error.to_string()), now + RETRY_INTERVAL),
+            (Err(error), _) => (Err(error.to_string()), now + OBJECT_RETRY_INTERVAL),
         }
     }
 

@@ -14,7 +14,7 @@ use volumes::content::TrustBundles;
 use super::watch_events::watch_events;
 use super::{FIRST_SYNC_TIMEOUT, references};
 
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+const MAX_TRUST_BUNDLE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// All trust bundles of the cluster. Few clusters have any, so the watch starts with the first pod that uses them.
 pub(super) struct TrustBundleCache {
@@ -101,7 +101,7 @@ async fn watch_all(client: Client, sender: watch::Sender<Option<Arc<TrustBundles
         }),
     };
     let objects = "ClusterTrustBundles";
-    watch_events(api, config, MAX_RETRY_DELAY, objects, handle).await;
+    watch_events(api, config, MAX_TRUST_BUNDLE_RETRY_DELAY, objects, handle).await;
 }
 
 /// Copies the bundles if a pod still uses the current ones.

@@ -22,7 +22,7 @@ use crate::backoff::ExponentialBackoff;
 
 /// How long an unused object is still watched: the next pod of a workload often uses it again.
 const UNWATCH_DELAY: Duration = Duration::from_secs(60);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+const MAX_OBJECT_WATCH_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The state of a watched object.
 #[derive(Clone, Debug)]
@@ -146,8 +146,8 @@ where
         let state = Arc::new(Mutex::new(ObjectState::Unknown(unknown)));
         let (count, changes) = watch::channel(0);
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
-        let events =
-            watcher::watch_object(api, name).backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
+        let events = watcher::watch_object(api, name)
+            .backoff(ExponentialBackoff::up_to(MAX_OBJECT_WATCH_RETRY_DELAY));
         let watched = Arc::clone(&state);
         let label = format!("{} {namespace}/{name}", self.kind);
         let task = async move {

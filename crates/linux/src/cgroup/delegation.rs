@@ -18,7 +18,7 @@ use super::Cgroup;
 /// The controllers to enable. `io` is used for accounting, not for limits.
 const CONTROLLERS: [&str; 4] = ["cpu", "io", "memory", "pids"];
 /// The time-out for killed processes to exit.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+const CGROUP_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the cgroup of this process cannot be set up for workloads.
 #[derive(Debug, thiserror::Error)]
@@ -115,9 +115,9 @@ impl DelegatedCgroup {
     /// is as before. Errors are ignored: its owner, such as Slurm, removes the rest.
     pub fn tear_down(&self) {
         self.workloads.kill();
-        let _ = self.workloads.remove_with_retries(EXIT_TIMEOUT);
+        let _ = self.workloads.remove_with_retries(CGROUP_EXIT_TIMEOUT);
         let _ = self.parent.disable_controllers(&self.controllers);
         let _ = self.parent.enter();
-        let _ = self.own.remove_with_retries(EXIT_TIMEOUT);
+        let _ = self.own.remove_with_retries(CGROUP_EXIT_TIMEOUT);
     }
 }

@@ -17,9 +17,9 @@ use super::namespaces::HubNamespaces;
 use super::packet_listener::kill_listener;
 
 /// Time-out of a request. A process inside that exceeds it is stopped or hangs; it is killed and replaced.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const INSIDE_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time-out of the start of the process inside. It runs `newuidmap`, which may wait for the site's directory service.
-const START_TIMEOUT: Duration = Duration::from_secs(50);
+const INSIDE_START_TIMEOUT: Duration = Duration::from_secs(50);
 /// From linux/netlink.h.
 const NETLINK_ROUTE: u32 = 0;
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
@@ -131,7 +131,8 @@ impl InsideClient {
         let request = serde_json::to_vec(&InsideRequest::ShutDown).unwrap_or_default();
         if connection.packets.send(0, &request, &[]).await.is_ok() {
             let _ =
-                tokio::time::timeout(REQUEST_TIMEOUT, connection.packets.wait_for_close()).await;
+                tokio::time::timeout(INSIDE_REQUEST_TIMEOUT, connection.packets.wait_for_close())
+                    .await;
         }
     }
 
@@ -246,7 +247,7 @@ impl InsideConnection {
                 }
             }
         };
-        let response = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await??;
+        let response = tokio::time::timeout(INSIDE_REQUEST_TIMEOUT, exchange).await??;
         let result: InsideResponse = serde_json::from_slice(&response.text)?;
         if !response.is_complete {
             return Err(io::Error::other("no free descriptors"));
@@ -269,7 +270,7 @@ async fn start_process(
         );
     }
     let mut failure = spawn(previous)?;
-    let deadline = Instant::now() + START_TIMEOUT;
+    let deadline = Instant::now() + INSIDE_START_TIMEOUT;
     loop {
         // The socket file may still be that of a process that has exited.
         if let Ok(connection) = InsideConnection::open(socket) {

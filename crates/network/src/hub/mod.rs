@@ -25,6 +25,7 @@ mod claims;
 mod client;
 mod inside;
 mod inside_client;
+mod kept_attachment;
 mod namespaces;
 mod outside;
 mod packet_listener;
@@ -36,6 +37,7 @@ pub use client::{
 };
 pub use inside::Inside;
 pub use inside_client::SpawnInside;
+pub use kept_attachment::ATTACH_TIMEOUT;
 pub use namespaces::HubNamespaces;
 pub use outside::{Hub, HubError, HubSockets};
 pub use packet_listener::kill_listener;

@@ -17,7 +17,7 @@ const BACKLOG: i32 = 1024;
 /// The delay after a failed accept.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time-out of the exit of a killed process. A process that exceeds it is blocked in uninterruptible I/O.
-const KILL_TIMEOUT: Timespec = Timespec {
+const PEER_KILL_TIMEOUT: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
@@ -76,7 +76,7 @@ pub fn kill_listener(socket: &Path) -> Option<i32> {
     pidfd_send_signal(&pidfd, Signal::KILL).ok()?;
     // Until it has exited, its successor's clients could still reach it.
     let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
-    let _ = rustix::event::poll(&mut polled, Some(&KILL_TIMEOUT));
+    let _ = rustix::event::poll(&mut polled, Some(&PEER_KILL_TIMEOUT));
     Some(peer.pid.as_raw_nonzero().get())
 }
 

@@ -24,7 +24,7 @@ use super::{
     hello,
 };
 use crate::usage::PodUsage;
-use crate::{Bundle, LogQuery, PodState, Problem, SandboxHello, SandboxWelcome, Stop};
+use crate::{Bundle, LogQuery, PodState, RequestError, SandboxHello, SandboxWelcome, Stop};
 
 /// Time until a sandbox begins its response; no request takes long before that.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -58,16 +58,16 @@ pub enum ConnectionError {
         call: &'static str,
     },
     /// The sandbox responded with an error.
-    #[error("{}", problem.message)]
+    #[error("{}", error.message)]
     Rejected {
         /// The pod.
         pod: Arc<str>,
         /// The request.
         call: &'static str,
         /// The sandbox's error.
-        problem: Problem,
+        error: RequestError,
     },
-    /// The request can't be encoded, or the response can't be decoded.
+    /// The request cannot be encoded, or the response cannot be decoded.
     #[error("cannot {call}: invalid message to or from the sandbox of pod {pod}")]
     Invalid {
         /// The pod.
@@ -91,7 +91,7 @@ where
 {
     // Bytes after the line may have been read with it, so the buffered reader is kept. Its buffer is smaller than the
     // reads of HTTP/2, which bypass it once it is empty.
-    let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
+    let mut io = BufReader::with_capacity(hello::MAX_HELLO_LINE, io);
     let hello = hello::receive(&mut io).await?;
     let Some(welcome) = authenticate(&hello) else {
         return Err(HelloError::Unauthenticated { uid: hello.uid });
@@ -350,11 +350,12 @@ impl SandboxClient {
             .await
             .map_err(|error| self.invalid(call, io::Error::other(error)))?
             .to_bytes();
-        let problem = serde_json::from_slice(&text);
+        let error =
+            serde_json::from_slice(&text).map_err(|error| self.invalid(call, error.into()))?;
         Err(ConnectionError::Rejected {
             pod: Arc::clone(&self.pod),
             call,
-            problem: problem.map_err(|error| self.invalid(call, error.into()))?,
+            error,
         })
     }
 

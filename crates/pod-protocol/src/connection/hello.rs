@@ -8,10 +8,10 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{SandboxHello, SandboxWelcome, VERSION};
+use crate::{PROTOCOL_VERSION, SandboxHello, SandboxWelcome};
 
 /// Limit of the line, which is read before the client is authenticated.
-pub(super) const MAX_LINE: usize = 4096;
+pub(super) const MAX_HELLO_LINE: usize = 4096;
 /// Limit of the time until the line is complete.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -25,14 +25,14 @@ pub enum HelloError {
     #[error("the peer closed the connection before its first line")]
     Closed(#[source] io::Error),
     /// The first line is too long.
-    #[error("the peer is no sandbox: its first line is longer than {MAX_LINE} bytes")]
+    #[error("the peer is no sandbox: its first line is longer than {MAX_HELLO_LINE} bytes")]
     TooLong,
     /// The first line is not a hello.
     #[error("the peer is no sandbox: its first line is not a hello")]
     Invalid(#[source] serde_json::Error),
     /// A sandbox of another release.
     #[error(
-        "sandbox of pod {uid} uses version {theirs} of the protocol, this kubelet version {VERSION}"
+        "sandbox of pod {uid} uses version {theirs} of the protocol, this kubelet version {PROTOCOL_VERSION}"
     )]
     VersionMismatch {
         /// The pod.
@@ -75,7 +75,7 @@ pub(super) async fn receive(
     let hello: serde_json::Value = receive_line(io).await?;
     // Other versions may have other fields.
     let theirs = hello["version"].as_u64().and_then(|v| v.try_into().ok());
-    if let Some(theirs) = theirs.filter(|version| *version != VERSION) {
+    if let Some(theirs) = theirs.filter(|version| *version != PROTOCOL_VERSION) {
         let uid = hello["uid"].as_str().unwrap_or_default().to_owned();
         return Err(HelloError::VersionMismatch { uid, theirs });
     }
@@ -107,7 +107,7 @@ async fn read_line(io: &mut (impl AsyncBufRead + Unpin)) -> Result<Vec<u8>, Hell
         }
         let end = memchr::memchr(b'\n', more);
         let taken = end.unwrap_or(more.len());
-        if line.len() + taken > MAX_LINE {
+        if line.len() + taken > MAX_HELLO_LINE {
             return Err(HelloError::TooLong);
         }
         line.extend_from_slice(&more[..taken]);
@@ -155,7 +155,7 @@ mod tests {
             buffer in 1..999_usize,
         ) {
             let hello = SandboxHello {
-                version: VERSION,
+                version: PROTOCOL_VERSION,
                 uid,
                 id: SandboxId::new("1"),
                 credential: SandboxCredential::LaunchToken(token),

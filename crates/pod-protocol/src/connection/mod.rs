@@ -49,7 +49,7 @@ pub use transport::{
 const MAX_STREAMS: u32 = 512;
 /// Flow control window of one response: enough for a fast log.
 const RESPONSE_WINDOW: u32 = 128 * 1024;
-/// All responses together can't exhaust it: a slow reader of logs does not delay the pod's state.
+/// All responses together cannot exhaust it: a slow reader of logs does not delay the pod's state.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * RESPONSE_WINDOW;
 /// Limit of an HTTP/2 frame: a block of a stream and its header, so that it needs only one.
 const MAX_FRAME_SIZE: u32 = 64 * 1024 + 64;

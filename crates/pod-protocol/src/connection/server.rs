@@ -31,8 +31,8 @@ use super::{
 use crate::streams::{FrameReader, FrameStream};
 use crate::usage::PodUsage;
 use crate::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
-    Stop,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, RequestError, RequestErrorKind,
+    SandboxCredential, SandboxHello, Stop,
 };
 
 /// The first and the longest delay before the sandbox connects again.
@@ -71,7 +71,7 @@ pub trait SandboxService: 'static {
     fn state(&self) -> watch::Receiver<PodState>;
 
     /// Reads a container's log.
-    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem>;
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, RequestError>;
 
     /// The pod's resource usage; `None` before the first bundle.
     async fn usage(&self) -> Option<PodUsage> {
@@ -79,14 +79,21 @@ pub trait SandboxService: 'static {
     }
 
     /// Runs a command in a container. `client` reads the frames that the client sends after its query.
-    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem>;
+    async fn exec(
+        &self,
+        query: ExecQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, RequestError>;
 
     /// Attaches to the streams of a running container.
-    async fn attach(&self, query: AttachQuery, client: FrameReader)
-    -> Result<FrameStream, Problem>;
+    async fn attach(
+        &self,
+        query: AttachQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, RequestError>;
 
     /// Connects to a port of the pod.
-    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem>;
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, RequestError>;
 }
 
 /// The bytes of a log.
@@ -215,7 +222,7 @@ where
     let timeout = tokio::time::sleep(first_request_timeout);
     let mut timeout = pin!(timeout);
     // Bytes after the welcome may be read with it, so the buffered reader is kept.
-    let mut io = BufReader::with_capacity(hello::MAX_LINE, io);
+    let mut io = BufReader::with_capacity(hello::MAX_HELLO_LINE, io);
     let welcomed = tokio::select! {
         welcomed = exchange_hello(&mut io, hello) => welcomed,
         () = &mut timeout => return ServeEnd::NoRequest,
@@ -232,7 +239,7 @@ where
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(REQUEST_WINDOW)
-        // All streams together can't exhaust it: a command that does not read its input delays no other request.
+        // All streams together cannot exhaust it: a command that does not read its input delays no other request.
         .initial_connection_window_size(MAX_STREAMS * REQUEST_WINDOW)
         .max_frame_size(MAX_FRAME_SIZE)
         .max_concurrent_streams(MAX_STREAMS)
@@ -296,8 +303,6 @@ impl<F: Future<Output: 'static> + 'static> hyper::rt::Executor<F> for LocalExecu
 
 pub(super) type ServiceResponse =
     Response<Either<Full<Bytes>, StreamBody<LocalBoxStream<'static, io::Result<Frame<Bytes>>>>>>;
-/// A response of status 4xx or 5xx.
-pub(super) type Rejection = (StatusCode, Problem);
 
 struct RequestHandler<S> {
     service: Rc<S>,
@@ -319,9 +324,9 @@ impl<S: SandboxService> RequestHandler<S> {
         let (head, body) = request.into_parts();
         match self.route(&head.method, head.uri.path(), body).await {
             Ok(response) => response,
-            Err((code, problem)) => {
-                tracing::debug!(method = %head.method, path = head.uri.path(), %code, problem = problem.message, "request rejected");
-                rejection(code, &problem)
+            Err(error) => {
+                tracing::debug!(method = %head.method, path = head.uri.path(), ?error, "request rejected");
+                error_response(&error)
             }
         }
     }
@@ -331,7 +336,7 @@ impl<S: SandboxService> RequestHandler<S> {
         method: &Method,
         path: &str,
         body: Incoming,
-    ) -> Result<ServiceResponse, Rejection> {
+    ) -> Result<ServiceResponse, RequestError> {
         if let Some(port) = path.strip_prefix("/v1/port-forward/") {
             return server_streams::port_forward(&*self.service, port, body).await;
         }
@@ -347,15 +352,13 @@ impl<S: SandboxService> RequestHandler<S> {
             ("POST", "/v1/logs") => {
                 let query = read_json(body).await?;
                 let log = self.service.logs(query).await;
-                return log.map(streaming).map_err(unprocessable);
+                return log.map(streaming);
             }
             ("POST", "/v1/exec") => return server_streams::exec(&*self.service, body).await,
             ("POST", "/v1/attach") => return server_streams::attach(&*self.service, body).await,
             _ => {
-                return Err((
-                    StatusCode::NOT_FOUND,
-                    Problem::new("NotFound", format!("unknown request {method} {path}")),
-                ));
+                let message = format!("unknown request {method} {path}");
+                return Err(RequestError::not_found(message));
             }
         }
         Ok(complete(StatusCode::NO_CONTENT, Bytes::new()))
@@ -383,20 +386,11 @@ fn states(
     .boxed()
 }
 
-async fn read_json<T: DeserializeOwned>(body: Incoming) -> Result<T, Rejection> {
+async fn read_json<T: DeserializeOwned>(body: Incoming) -> Result<T, RequestError> {
     let body = Limited::new(body, MAX_REQUEST_SIZE).collect().await;
-    let bytes = body.map_err(|error| bad_request(error.to_string()))?;
-    serde_json::from_slice(&bytes.to_bytes()).map_err(|error| bad_request(error.to_string()))
-}
-
-/// The request is invalid.
-pub(super) fn bad_request(message: String) -> Rejection {
-    (StatusCode::BAD_REQUEST, Problem::new("BadRequest", message))
-}
-
-/// The service could not do it.
-pub(super) fn unprocessable(problem: Problem) -> Rejection {
-    (StatusCode::UNPROCESSABLE_ENTITY, problem)
+    let bytes = body.map_err(|error| RequestError::bad_request(error.to_string()))?;
+    serde_json::from_slice(&bytes.to_bytes())
+        .map_err(|error| RequestError::bad_request(error.to_string()))
 }
 
 pub(super) fn streaming(bytes: impl Stream<Item = io::Result<Bytes>> + 'static) -> ServiceResponse {
@@ -405,18 +399,21 @@ pub(super) fn streaming(bytes: impl Stream<Item = io::Result<Bytes>> + 'static) 
     )))
 }
 
-fn rejection(code: StatusCode, problem: &Problem) -> ServiceResponse {
-    // Two strings always serialize.
-    complete(code, serde_json::to_vec(problem).unwrap_or_default().into())
+fn error_response(error: &RequestError) -> ServiceResponse {
+    let code = match error.kind {
+        RequestErrorKind::BadRequest => StatusCode::BAD_REQUEST,
+        RequestErrorKind::NotFound => StatusCode::NOT_FOUND,
+        RequestErrorKind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    // An enum and a string always serialize.
+    complete(code, serde_json::to_vec(error).unwrap_or_default().into())
 }
 
-fn usage(usage: Option<&impl Serialize>) -> Result<ServiceResponse, Rejection> {
-    let missing = || Problem::new("NotFound", "the pod has not been started yet");
-    let usage = usage.ok_or_else(|| (StatusCode::NOT_FOUND, missing()))?;
-    let text = serde_json::to_vec(usage).map_err(|error| {
-        let problem = Problem::new("Internal", error.to_string());
-        (StatusCode::INTERNAL_SERVER_ERROR, problem)
-    })?;
+fn usage(usage: Option<&impl Serialize>) -> Result<ServiceResponse, RequestError> {
+    let missing = || RequestError::not_found("the pod has not been started yet");
+    let usage = usage.ok_or_else(missing)?;
+    let text =
+        serde_json::to_vec(usage).map_err(|error| RequestError::failed(error.to_string()))?;
     Ok(complete(StatusCode::OK, text.into()))
 }
 

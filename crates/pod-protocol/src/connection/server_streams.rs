@@ -7,17 +7,15 @@ use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-use super::server::{
-    Rejection, SandboxService, ServiceResponse, bad_request, streaming, unprocessable,
-};
-use crate::Problem;
+use super::server::{SandboxService, ServiceResponse, streaming};
+use crate::RequestError;
 use crate::streams::{self, FrameReader, FrameStream, StreamFrame};
 
 /// Runs a command in a container.
 pub(super) async fn exec<S: SandboxService>(
     service: &S,
     body: Incoming,
-) -> Result<ServiceResponse, Rejection> {
+) -> Result<ServiceResponse, RequestError> {
     let (query, client) = read_query(body).await?;
     respond(service.exec(query, client).await)
 }
@@ -26,7 +24,7 @@ pub(super) async fn exec<S: SandboxService>(
 pub(super) async fn attach<S: SandboxService>(
     service: &S,
     body: Incoming,
-) -> Result<ServiceResponse, Rejection> {
+) -> Result<ServiceResponse, RequestError> {
     let (query, client) = read_query(body).await?;
     respond(service.attach(query, client).await)
 }
@@ -36,33 +34,33 @@ pub(super) async fn port_forward<S: SandboxService>(
     service: &S,
     port: &str,
     body: Incoming,
-) -> Result<ServiceResponse, Rejection> {
+) -> Result<ServiceResponse, RequestError> {
     let number = port.parse().ok().filter(|port| *port > 0);
-    let number = number.ok_or_else(|| bad_request(format!("invalid port {port:?}")))?;
-    let connection = service.port_forward(number).await.map_err(unprocessable)?;
+    let number =
+        number.ok_or_else(|| RequestError::bad_request(format!("invalid port {port:?}")))?;
+    let connection = service.port_forward(number).await?;
     Ok(streaming(receiver_stream(streams::forward(
         connection, body,
     ))))
 }
 
 /// Reads the first frame, which holds the query.
-async fn read_query<T: DeserializeOwned>(body: Incoming) -> Result<(T, FrameReader), Rejection> {
+async fn read_query<T: DeserializeOwned>(body: Incoming) -> Result<(T, FrameReader), RequestError> {
     let mut client = FrameReader::new(body);
     match client.next().await {
         Ok(Some(StreamFrame::Query(json))) => match serde_json::from_slice(&json) {
             Ok(query) => Ok((query, client)),
-            Err(error) => Err(bad_request(error.to_string())),
+            Err(error) => Err(RequestError::bad_request(error.to_string())),
         },
-        Ok(_) => Err(bad_request(
+        Ok(_) => Err(RequestError::bad_request(
             "expected a query as the first frame".to_owned(),
         )),
-        Err(error) => Err(bad_request(error.to_string())),
+        Err(error) => Err(RequestError::bad_request(error.to_string())),
     }
 }
 
-fn respond(frames: Result<FrameStream, Problem>) -> Result<ServiceResponse, Rejection> {
-    let frames = frames.map_err(unprocessable)?;
-    Ok(streaming(frames.map(io::Result::Ok)))
+fn respond(frames: Result<FrameStream, RequestError>) -> Result<ServiceResponse, RequestError> {
+    Ok(streaming(frames?.map(io::Result::Ok)))
 }
 
 fn receiver_stream<T>(receiver: mpsc::Receiver<T>) -> impl Stream<Item = T> {

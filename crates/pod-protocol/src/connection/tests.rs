@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::*;
 use crate::streams::{FrameReader, FrameStream};
 use crate::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
-    SandboxId, SandboxWelcome, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PROTOCOL_VERSION, PodState, RequestError,
+    RequestErrorKind, SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 
 /// A service that records its calls.
@@ -64,7 +64,7 @@ impl SandboxService for RecordingService {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, RequestError> {
         match query.container.as_str() {
             "hello" => {
                 let lines = ["one\n", "two\n"].map(|line| Ok(Bytes::from_static(line.as_bytes())));
@@ -81,32 +81,32 @@ impl SandboxService for RecordingService {
                 let block = Bytes::from(vec![b'x'; 64 * 1024]);
                 Ok(stream::repeat_with(move || Ok(block.clone())).boxed())
             }
-            other => Err(Problem {
-                reason: "NotFound".to_owned(),
+            other => Err(RequestError {
+                kind: RequestErrorKind::NotFound,
                 message: format!("container {other:?} has no log"),
             }),
         }
     }
 
-    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, Problem> {
-        Err(Problem {
-            reason: "ExecError".to_owned(),
+    async fn exec(&self, _: ExecQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
+        Err(RequestError {
+            kind: RequestErrorKind::Failed,
             message: "executable file not found in $PATH".to_owned(),
         })
     }
 
-    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
-        Err(Problem {
-            reason: "NotFound".to_owned(),
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
+        Err(RequestError {
+            kind: RequestErrorKind::NotFound,
             message: "nothing to attach to".to_owned(),
         })
     }
 
-    async fn port_forward(&self, port: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, port: u16) -> Result<TcpStream, RequestError> {
         TcpStream::connect((Ipv4Addr::LOCALHOST, port))
             .await
-            .map_err(|error| Problem {
-                reason: "PortForwardError".to_owned(),
+            .map_err(|error| RequestError {
+                kind: RequestErrorKind::Failed,
                 message: error.to_string(),
             })
     }
@@ -125,7 +125,7 @@ fn serial(state: &PodState) -> i64 {
 
 fn hello() -> SandboxHello {
     SandboxHello {
-        version: VERSION,
+        version: PROTOCOL_VERSION,
         uid: "1234".to_owned(),
         id: SandboxId::new("1234/1"),
         credential: SandboxCredential::LaunchToken("secret".to_owned()),
@@ -404,7 +404,8 @@ async fn invalid_http2_ends_the_connection() {
         let mut sent = Vec::new();
         // The unread input makes it a reset.
         let _ = ours.read_to_end(&mut sent).await;
-        assert!(sent.starts_with(b"{\"version\":3"));
+        let version = format!("{{\"version\":{PROTOCOL_VERSION}");
+        assert!(sent.starts_with(version.as_bytes()));
     })
     .await;
 }

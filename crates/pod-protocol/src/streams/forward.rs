@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
-use super::BLOCK_SIZE;
+use super::STREAM_BLOCK_SIZE;
 use super::frame_reader::next_chunk;
 use super::frames::shrink;
 
@@ -52,7 +52,7 @@ async fn copy_to_client(
             ready = reader.ready(Interest::READABLE) => drop(ready?),
         }
         // Allocated for each read: an idle connection needs no buffer.
-        let mut block = BytesMut::with_capacity(BLOCK_SIZE);
+        let mut block = BytesMut::with_capacity(STREAM_BLOCK_SIZE);
         match reader.try_read_buf(&mut block) {
             Ok(0) => return Ok(()),
             Ok(_) => {

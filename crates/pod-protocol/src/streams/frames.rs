@@ -125,7 +125,7 @@ pub enum FrameError {
         /// The payload's length.
         length: usize,
     },
-    /// Its payload can't be decoded.
+    /// Its payload cannot be decoded.
     #[error("invalid payload in frame of kind {0:?}")]
     InvalidPayload(FrameKind),
 }

@@ -23,7 +23,7 @@ pub use frames::{
 pub type FrameStream = LocalBoxStream<'static, Bytes>;
 
 /// Size of the buffers that streams are read into, and so the largest payload of a frame of output.
-pub const BLOCK_SIZE: usize = 64 * 1024;
+pub const STREAM_BLOCK_SIZE: usize = 64 * 1024;
 
 /// Removes the first `count` bytes of a stream.
 pub fn skip_bytes<E>(

@@ -9,7 +9,7 @@ use rustix::fs::{SeekFrom, seek};
 use sha2::{Digest, Sha256};
 
 /// Block size. Blocks of zeros are not hashed and holes not read: etcd allocates 64 MiB and uses a few KiB.
-const BLOCK_SIZE: u64 = 64 * 1024;
+const DIGEST_BLOCK_SIZE: u64 = 64 * 1024;
 
 /// A digest of all files below `dir`: their names, sizes and contents.
 pub fn of_tree(dir: &Path) -> io::Result<String> {
@@ -40,22 +40,22 @@ fn add_dir(dir: &Path, hasher: &mut Sha256) -> io::Result<()> {
 fn add_file(file: &File, hasher: &mut Sha256) -> io::Result<()> {
     let size = file.metadata()?.len();
     hasher.update(size.to_le_bytes());
-    let mut buffer = vec![0; BLOCK_SIZE as usize];
+    let mut buffer = vec![0; DIGEST_BLOCK_SIZE as usize];
     let mut offset = 0;
     while offset < size {
         offset = match seek(file, SeekFrom::Data(offset)) {
-            Ok(data) => data - data % BLOCK_SIZE,
+            Ok(data) => data - data % DIGEST_BLOCK_SIZE,
             Err(rustix::io::Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };
-        let length = BLOCK_SIZE.min(size - offset) as usize;
+        let length = DIGEST_BLOCK_SIZE.min(size - offset) as usize;
         let block = &mut buffer[..length];
         file.read_exact_at(block, offset)?;
         if block.iter().any(|byte| *byte != 0) {
             hasher.update(offset.to_le_bytes());
             hasher.update(&*block);
         }
-        offset += BLOCK_SIZE;
+        offset += DIGEST_BLOCK_SIZE;
     }
     Ok(())
 }

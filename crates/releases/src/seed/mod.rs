@@ -35,7 +35,7 @@ pub enum SeedError {
     /// There is no directory for seeds.
     #[error("neither the release's directory nor a cache directory can hold it")]
     NoDirectory,
-    /// The directory for seeds, or the seed in it, can't be written or trusted.
+    /// The directory for seeds, or the seed in it, cannot be written or trusted.
     #[error("cannot write to {}: {source}", .dir.display())]
     Directory {
         /// The directory.

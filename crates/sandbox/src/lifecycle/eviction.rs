@@ -10,8 +10,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use linux::walk::allocated_bytes;
-use pod_protocol::Problem;
 use pod_protocol::restart::is_sidecar;
+use pod_protocol::{FailureCause, PodFailure};
 use quantity::bytes;
 
 use crate::runtime::{PodDirs, effective_amount};
@@ -22,8 +22,8 @@ const MONITORING_INTERVAL: Duration = Duration::from_secs(10);
 /// The wait is at least this many times as long as the last measurement, so that a large tree is not walked continuously.
 const MIN_IDLE_FACTOR: u32 = 20;
 
-/// Waits until the pod exceeds a limit and returns upstream's message. Never returns if it has no limits.
-pub async fn wait_until_exceeded(pod: &Pod, pod_dirs: &PodDirs) -> Problem {
+/// Waits until the pod exceeds a limit and returns the failure, with upstream's message. Never returns if it has no limits.
+pub async fn wait_until_exceeded(pod: &Pod, pod_dirs: &PodDirs) -> PodFailure {
     let Some(limits) = StorageLimits::of(pod) else {
         return std::future::pending().await;
     };
@@ -32,7 +32,7 @@ pub async fn wait_until_exceeded(pod: &Pod, pod_dirs: &PodDirs) -> Problem {
         tokio::time::sleep(wait).await;
         let started = std::time::Instant::now();
         if let Some(message) = check(&limits, pod_dirs).await {
-            return Problem::new("Evicted", message);
+            return PodFailure::new(FailureCause::StorageLimit, message);
         }
         wait = MONITORING_INTERVAL.max(started.elapsed() * MIN_IDLE_FACTOR);
     }

@@ -75,7 +75,7 @@ impl LifecycleHandle {
         let _ = self.messages.send(DriverMessage::Stop(stop));
     }
 
-    /// Stops the containers, because the sandbox can't go on though its pod could. The containers get the pod's grace
+    /// Stops the containers, because the sandbox cannot go on though its pod could. The containers get the pod's grace
     /// period. Everything else is left as it is for the sandbox that replaces this one. The state continues to show
     /// these containers as running: the restart policy for lost containers decides whether they are started again, not
     /// their exit codes. Returns `false` if the pod ends anyway.

@@ -12,7 +12,7 @@ use linux::cgroup::Cgroup;
 use super::limits;
 
 /// A cgroup can be removed only after the kernel has finished the exit of its killed processes.
-const REMOVE_INTERVAL: Duration = Duration::from_millis(20);
+const CGROUP_REMOVE_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_REMOVALS: u32 = 100;
 
 /// The cgroup of a pod, below the cgroup of all pods.
@@ -59,7 +59,7 @@ pub async fn remove_cgroup(cgroup: &Cgroup) {
         if cgroup.remove().is_ok() {
             return;
         }
-        tokio::time::sleep(REMOVE_INTERVAL).await;
+        tokio::time::sleep(CGROUP_REMOVE_INTERVAL).await;
     }
     tracing::warn!(cgroup = %cgroup.path().display(), "cannot remove cgroup");
 }

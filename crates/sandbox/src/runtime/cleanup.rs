@@ -10,7 +10,7 @@ const KILL_INTERVAL: Duration = Duration::from_millis(5);
 /// same.
 const MAX_KILLS: u32 = 400;
 
-/// Kills all processes of a container that shares its pid namespace: they don't die with the container's first process.
+/// Kills all processes of a container that shares its pid namespace: they do not die with the container's first process.
 pub async fn kill_processes(processes: ContainerProcesses) {
     // Scanning all processes of the machine blocks for a while, and the sandbox has one thread.
     let killed = tokio::task::spawn_blocking(move || {

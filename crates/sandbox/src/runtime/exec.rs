@@ -18,7 +18,7 @@ use crate::container_runtime::ExecResult;
 use crate::node_services::NodeServices;
 
 /// How much of a command's output is kept.
-const MAX_OUTPUT: u64 = 10 << 10;
+const MAX_EXEC_OUTPUT: u64 = 10 << 10;
 
 impl<S: NodeServices> LinuxRuntime<S> {
     pub(super) fn send_signal(&self, id: &str, signal: i32) {
@@ -118,7 +118,7 @@ async fn exec_sync(
         Ok::<_, Problem>(exit.unwrap_or(ProcessExit::SIGKILL).code)
     });
     let code = exited.await.ok().transpose()?;
-    text.truncate(MAX_OUTPUT as usize);
+    text.truncate(MAX_EXEC_OUTPUT as usize);
     Ok(ExecResult {
         code,
         output: String::from_utf8_lossy(&text).into_owned(),
@@ -135,12 +135,12 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// Keeps the first [`MAX_OUTPUT`] bytes. Reads and discards the rest, so that the command does not block.
+/// Keeps the first [`MAX_EXEC_OUTPUT`] bytes. Reads and discards the rest, so that the command does not block.
 async fn read_and_discard_rest(
     from: &mut (impl AsyncRead + Unpin),
     into: &mut Vec<u8>,
 ) -> io::Result<()> {
-    let mut head = from.take(MAX_OUTPUT);
+    let mut head = from.take(MAX_EXEC_OUTPUT);
     head.read_to_end(into).await?;
     tokio::io::copy(head.into_inner(), &mut tokio::io::sink()).await?;
     Ok(())

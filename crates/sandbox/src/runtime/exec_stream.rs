@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use linux::async_fd::OutputReader;
-use pod_protocol::streams::{BLOCK_SIZE, FrameKind, FrameStream, SessionEnd, fill_frame};
+use pod_protocol::streams::{FrameKind, FrameStream, STREAM_BLOCK_SIZE, SessionEnd, fill_frame};
 use rustix::process::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
@@ -17,7 +17,7 @@ use super::inner::message::ProcessExit;
 
 /// Background processes of a command may keep its streams open after it has exited. The command's own output is in the pipes by
 /// then, so the session ends after this much silence.
-const IDLE_TIMEOUT: Duration = Duration::from_millis(100);
+const OUTPUT_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A running command.
 pub struct ExecStream {
@@ -127,7 +127,7 @@ impl State {
                     // Already exited: ignore.
                     let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
                 }
-                () = tokio::time::sleep(IDLE_TIMEOUT), if exit.is_some() => {
+                () = tokio::time::sleep(OUTPUT_IDLE_TIMEOUT), if exit.is_some() => {
                     (*stdout, *stderr) = (None, None);
                 }
             }
@@ -145,7 +145,7 @@ fn poll_read(
         return Poll::Pending;
     };
     // Allocated for each read, so that an idle command needs no memory.
-    let (read, frame) = fill_frame(kind, BLOCK_SIZE, |block| {
+    let (read, frame) = fill_frame(kind, STREAM_BLOCK_SIZE, |block| {
         pin!(reader.read_buf(block)).poll(context)
     });
     match read {

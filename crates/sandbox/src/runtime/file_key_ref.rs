@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::node_services::ReadyVolume;
 
-const MAX_FILE_SIZE: u64 = 1 << 20;
+const MAX_ENV_FILE_SIZE: u64 = 1 << 20;
 
 /// Replaces references to files with their values. `$` is escaped, so that values are not expanded.
 pub(super) fn resolve(
@@ -89,11 +89,11 @@ fn read(dir: &Path, path: &str) -> std::io::Result<String> {
     let file = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve_flags)?;
     let file = std::fs::File::from(file);
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > MAX_FILE_SIZE {
+    if !metadata.is_file() || metadata.len() > MAX_ENV_FILE_SIZE {
         return Err(std::io::Error::other("not a regular file of at most 1 MiB"));
     }
     let mut bytes = Vec::new();
-    file.take(MAX_FILE_SIZE).read_to_end(&mut bytes)?;
+    file.take(MAX_ENV_FILE_SIZE).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

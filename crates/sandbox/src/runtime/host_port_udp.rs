@@ -19,7 +19,7 @@ const MAX_CLIENTS: usize = 512;
 /// Datagrams per client that wait to be sent; more are dropped.
 const MAX_QUEUED: usize = 64;
 /// A client's socket is closed after this long without traffic.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const UDP_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after recvfrom() failed.
 const RECEIVE_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_DATAGRAM: usize = 65_535;
@@ -84,7 +84,7 @@ async fn relay(
             length = pod.recv(&mut reply) => {
                 socket.send_to(&reply[..length?], client).await?;
             }
-            () = tokio::time::sleep(IDLE_TIMEOUT) => return Ok(()),
+            () = tokio::time::sleep(UDP_IDLE_TIMEOUT) => return Ok(()),
         }
     }
 }

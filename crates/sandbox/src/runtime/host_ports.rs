@@ -24,7 +24,7 @@ const MAX_CONNECTIONS: usize = 512;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after accept() failed, usually because the process has too many open files.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The open host ports of a pod. Dropping it closes them.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ impl Drop for HostPorts {
 }
 
 impl HostPorts {
-    /// Opens all host ports of the spec, or none: an error names the port that can't be opened. `pod` is the pod's address.
+    /// Opens all host ports of the spec, or none: an error names the port that cannot be opened. `pod` is the pod's address.
     pub async fn open(
         spec: &PodSpec,
         pod: IpAddr,
@@ -182,7 +182,7 @@ async fn serve(listener: TcpListener, to: SocketAddr, inner: Rc<InnerClient>) {
                 }
                 Err(error) => {
                     tracing::warn!(%error, port = to.port(), "cannot accept a connection to a host port");
-                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             },
         }

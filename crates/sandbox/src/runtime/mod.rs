@@ -202,7 +202,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
         (applied, resized && self.stale_volumes.borrow().is_empty())
     }
 
-    /// Returns when the inner process has died unexpectedly, and all containers with it. The pod can't go on then.
+    /// Returns when the inner process has died unexpectedly, and all containers with it. The pod cannot go on then.
     pub async fn inner_died(&self) {
         self.inner.closed().await;
         if self.is_stopping.get() {

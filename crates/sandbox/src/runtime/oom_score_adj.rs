@@ -1,9 +1,10 @@
 //! `oom_score_adj` of a container, as upstream's kubelet sets it.
 //!
 //! The kernel's OOM score of a process is its share of memory in thousandths. The adjustment makes BestEffort pods die first, then
-//! Burstable pods that exceed their requests. An ordinary user can't set a negative value, so Guaranteed pods keep the inherited one.
+//! Burstable pods that exceed their requests. An ordinary user cannot set a negative value, so Guaranteed pods keep the inherited one.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use pod_protocol::QosClass;
 use pod_protocol::restart::is_sidecar;
 
 use super::limits::effective_amount;
@@ -15,14 +16,12 @@ const NODE_CRITICAL: &str = "system-node-critical";
 /// `oom_score_adj` of a container, on a node with `capacity` bytes of memory.
 pub(super) fn oom_score_adj(pod: &Pod, container: &Container, capacity: u64) -> i32 {
     let spec = pod.spec.as_ref();
-    let status = pod.status.as_ref();
-    let class = status.and_then(|status| status.qos_class.as_deref());
     let critical =
         spec.is_some_and(|spec| spec.priority_class_name.as_deref() == Some(NODE_CRITICAL));
-    let adj = match (class, spec) {
+    let adj = match (QosClass::of(pod), spec) {
         _ if critical => GUARANTEED_ADJ,
-        (Some("Guaranteed"), _) => GUARANTEED_ADJ,
-        (Some("Burstable"), Some(spec)) => burstable(spec, container, capacity),
+        (Some(QosClass::Guaranteed), _) => GUARANTEED_ADJ,
+        (Some(QosClass::Burstable), Some(spec)) => burstable(spec, container, capacity),
         _ => BEST_EFFORT_ADJ,
     };
     i32::try_from(adj).unwrap_or(0)

@@ -14,7 +14,7 @@ use linux::cgroup::Cgroup;
 use super::inner::message::ProcessExit;
 
 /// Interval at which the counter is sampled. The exit of a killed container is handled within two intervals.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
+const OOM_SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Watches one container.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ fn sample_kills() -> Rc<RecentCounter> {
     let weak = Rc::downgrade(&counter);
     tokio::task::spawn_local(async move {
         loop {
-            tokio::time::sleep(SAMPLE_INTERVAL).await;
+            tokio::time::sleep(OOM_SAMPLE_INTERVAL).await;
             let Some(counter) = weak.upgrade() else {
                 return;
             };

@@ -221,7 +221,7 @@ fn system_mounts(pod: &PodContext<'_>, security: &ContainerSecurity) -> Vec<Moun
             _ => bind(pod.shm, Path::new("/dev/shm")),
         },
         match spec.host_network {
-            // sysfs of the host's network namespace can't be mounted in our user namespace, so bind the host's.
+            // sysfs of the host's network namespace cannot be mounted in our user namespace, so bind the host's.
             Some(true) => mount(host("/sys"), "/sys", MountAccess::RecursiveReadOnly),
             _ => mount(MountSource::Sys, "/sys", sys_access),
         },

@@ -9,7 +9,7 @@ use super::{LinuxRuntime, NodeServices, limits};
 use crate::lifecycle::resize_requires_restart;
 
 impl<S: NodeServices> LinuxRuntime<S> {
-    /// Sets the limits of the spec on the cgroups of the pod and of its running containers. A container whose limits can't be set
+    /// Sets the limits of the spec on the cgroups of the pod and of its running containers. A container whose limits cannot be set
     /// yet keeps its resources, and `spec` is changed to show these. Returns false in that case, and the caller retries.
     pub(super) fn resize(&self, spec: &mut PodSpec) -> bool {
         let Some(pod) = self.cgroup.get() else {

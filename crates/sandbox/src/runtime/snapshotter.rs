@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(20);
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
+const MOUNT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How long fuse-overlayfs may take to exit after its mount is detached.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+const FUSE_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much of its standard error goes into an error message.
-const MAX_STDERR: u64 = 4096;
+const MAX_FUSE_STDERR: u64 = 4096;
 
 /// How a node merges layers. Detected once per node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,13 +95,13 @@ impl FuseMount {
             if let Some(status) = self.process.try_wait()? {
                 let mut text = Vec::new();
                 File::open(stderr_path(&self.mount_point))?
-                    .take(MAX_STDERR)
+                    .take(MAX_FUSE_STDERR)
                     .read_to_end(&mut text)?;
                 let text = String::from_utf8_lossy(&text);
                 let message = format!("fuse-overlayfs exited with {status}: {}", text.trim());
                 return Err(io::Error::other(message));
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(MOUNT_POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ impl FuseMount {
         if let Err(error) = linux::mount::detach(&self.mount_point) {
             tracing::debug!(mount_point = %self.mount_point.display(), %error, "cannot unmount fuse-overlayfs");
         }
-        let exited = tokio::time::timeout(EXIT_TIMEOUT, self.process.wait()).await;
+        let exited = tokio::time::timeout(FUSE_EXIT_TIMEOUT, self.process.wait()).await;
         if exited.is_err() {
             let _ = self.process.kill().await;
         }

@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Container;
 use linux::async_fd::OutputReader;
 use pod_protocol::streams::{FrameKind, FrameStream, SessionEnd, encode_frame, skip_bytes};
-use pod_protocol::{AttachQuery, ExecQuery, LogQuery, Problem};
+use pod_protocol::{AttachQuery, ExecQuery, LogQuery, RequestError};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -40,7 +40,7 @@ pub struct Attachable {
 
 impl<S: NodeServices> LinuxRuntime<S> {
     /// Starts an exec session.
-    pub async fn open_exec(&self, query: ExecQuery) -> Result<ClientSession, Problem> {
+    pub async fn open_exec(&self, query: ExecQuery) -> Result<ClientSession, RequestError> {
         let (serial, mut process, container_exit) = {
             let containers = self.containers.borrow();
             let container = find(&containers, &query.container)?;
@@ -56,10 +56,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             env::set_default(&mut process.env, "TERM", "xterm");
         }
         let failed = |error: io::Error| {
-            Problem::new(
-                "InternalError",
-                format!("cannot create the command's streams: {error}"),
-            )
+            RequestError::failed(format!("cannot create the command's streams: {error}"))
         };
         let pipes = StdioPipes::new(query.tty, query.stdin).map_err(failed)?;
         let request = InnerRequest::Exec {
@@ -69,14 +66,11 @@ impl<S: NodeServices> LinuxRuntime<S> {
         let started = self.inner.start_process(request, &pipes.theirs()).await;
         let InnerProcess {
             descriptors, exit, ..
-        } = started.map_err(exec_problem)?;
+        } = started.map_err(exec_error)?;
         let mut descriptors = descriptors.into_iter();
-        let process = descriptors.next().ok_or_else(|| {
-            Problem::new(
-                "InternalError",
-                "the inner process sent no pidfd".to_owned(),
-            )
-        })?;
+        let process = descriptors
+            .next()
+            .ok_or_else(|| RequestError::failed("the inner process sent no pidfd".to_owned()))?;
         let streams = pipes
             .open(descriptors.next(), query.stdin)
             .map_err(failed)?;
@@ -98,7 +92,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
     }
 
     /// Starts an attach session.
-    pub async fn open_attach(&self, query: &AttachQuery) -> Result<ClientSession, Problem> {
+    pub async fn open_attach(&self, query: &AttachQuery) -> Result<ClientSession, RequestError> {
         find(&self.containers.borrow(), &query.container)?;
         // Opening the log does not suspend this task, so no output is missing or repeated between the log and the subscription.
         let unseen = match query.log_bytes_seen {
@@ -113,7 +107,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
             stdin_once,
         } = &find(&containers, &query.container)?.attachable;
         let shared = match stdin {
-            // A terminal can't be half closed, so there stdinOnce has no effect.
+            // A terminal cannot be half closed, so there stdinOnce has no effect.
             Some(stdin) if query.stdin => Some(SharedStdin::new(
                 stdin.clone(),
                 *stdin_once && terminal.is_none(),
@@ -165,7 +159,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
     }
 
     /// Connects to a port of the pod on its loopback address, for port-forward.
-    pub async fn open_port(&self, port: u16) -> Result<TcpStream, Problem> {
+    pub async fn open_port(&self, port: u16) -> Result<TcpStream, RequestError> {
         let first = match self.connect(Ipv4Addr::LOCALHOST.into(), port).await {
             Ok(connection) => return Ok(connection),
             Err(error) => error,
@@ -175,15 +169,12 @@ impl<S: NodeServices> LinuxRuntime<S> {
             Err(error) => error,
         };
         let text = crate::lifecycle::probe::target::connect_error_text;
-        Err(Problem::new(
-            "PortForwardError",
-            format!(
-                "failed to connect to localhost:{port} inside the pod's network, IPv4: dial tcp4 127.0.0.1:{port}: connect: {} \
+        Err(RequestError::failed(format!(
+            "failed to connect to localhost:{port} inside the pod's network, IPv4: dial tcp4 127.0.0.1:{port}: connect: {} \
                  IPv6: dial tcp6 [::1]:{port}: connect: {}",
-                text(&first),
-                text(&second)
-            ),
-        ))
+            text(&first),
+            text(&second)
+        )))
     }
 }
 
@@ -254,17 +245,17 @@ fn attach_frames(
 fn find<'a>(
     containers: &'a HashMap<String, RunningContainer>,
     name: &str,
-) -> Result<&'a RunningContainer, Problem> {
+) -> Result<&'a RunningContainer, RequestError> {
     let mut running = containers.values();
     let found = running.find(|container| container.name == name);
-    found.ok_or_else(|| Problem::not_found(format!("container not found ({name:?})")))
+    found.ok_or_else(|| RequestError::not_found(format!("container not found ({name:?})")))
 }
 
 /// The text of containerd and runc, which users search for.
-fn exec_problem(error: InnerError) -> Problem {
+fn exec_error(error: InnerError) -> RequestError {
     let message = format!(
         "failed to exec in container: OCI runtime exec failed: exec failed: unable to start container process: {}",
         error.message
     );
-    Problem::new("ExecError", message)
+    RequestError::failed(message)
 }

@@ -25,7 +25,7 @@ pub fn is_shared(spec: &PodSpec, name: &str) -> bool {
     })
 }
 
-/// The problem of a volume that can't be mounted, with upstream's text.
+/// The problem of a volume that cannot be mounted, with upstream's text.
 pub fn mount_problem(name: &str, error: &std::io::Error) -> Problem {
     Problem::new(
         "FailedMount",

@@ -50,7 +50,7 @@ pub use markers::{marked_clusters, remove_marked_volumes};
 use removals::Removals;
 
 /// The delay before a retry.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+const PROVISION_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Timeout for the last list request, when the API server may be stopping too.
 const FINAL_LIST_TIMEOUT: Duration = Duration::from_millis(500);
@@ -129,7 +129,7 @@ impl Provisioner {
             let retry = async {
                 match all_done {
                     true => std::future::pending().await,
-                    false => tokio::time::sleep(RETRY_INTERVAL).await,
+                    false => tokio::time::sleep(PROVISION_RETRY_INTERVAL).await,
                 }
             };
             tokio::select! {

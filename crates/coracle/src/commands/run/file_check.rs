@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use cluster::carry;
-use cluster::carry::bundle::NeededFile;
+use cluster::carry::archive::NeededFile;
 use cluster::carry::script::functions;
 
 /// Prefix of control lines: lines on standard error for the submitting host, not for the user.
@@ -31,7 +31,7 @@ done
 shift
 "#;
 
-/// Reports the job, then executes `coracle run`, either at once or when the bundle has arrived; removes the directory if it is terminated before. Other tasks
+/// Reports the job, then executes `coracle run`, either at once or when the archive has arrived; removes the directory if it is terminated before. Other tasks
 /// than the first wait for a signal, as in `waiting_tasks.rs`.
 ///
 /// The receiver removes the directory if it fails. Other users know its name by then and could create it again. So the script
@@ -63,7 +63,7 @@ cat >/dev/null
 [ -z "$dir" ] || rm -rf "$dir"
 "#;
 
-/// A node's request for the bundle.
+/// A node's request for the archive.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CarryRequest {
     /// The directory on the node that receives it.
@@ -84,7 +84,7 @@ pub struct LeaderLocation {
 /// The result of the check on a node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileCheckResult {
-    /// The directory that receives the bundle; `None` if the node sees all files.
+    /// The directory that receives the archive; `None` if the node sees all files.
     pub dir: Option<PathBuf>,
     /// The job in which the node waits.
     pub job: u32,
@@ -107,7 +107,7 @@ pub fn report_args(program: &Path, needed: &[NeededFile]) -> Vec<String> {
     script_args(REPORT_SCRIPT, program, needed)
 }
 
-/// Parses a control line that requests the bundle.
+/// Parses a control line that requests the archive.
 pub fn parse_carry_request(line: &str) -> Option<CarryRequest> {
     let (dir, rest) = line
         .strip_prefix(CONTROL_PREFIX)?

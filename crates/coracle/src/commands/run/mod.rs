@@ -8,7 +8,7 @@ mod file_check;
 mod leader;
 mod manifests;
 mod metrics;
-mod send_bundle;
+mod send_archive;
 mod settings;
 mod srun;
 mod storage;

@@ -15,11 +15,11 @@ use slurm::{Allocation, Slurm, Submission};
 
 use super::RunSettings;
 use super::file_check::{self, CarryRequest, FileCheckResult, LeaderLocation};
-use super::send_bundle::carry;
+use super::send_archive::carry;
 use super::srun::{Srun, TerminationSignals};
 use super::workload::Workload;
 use crate::exit;
-use cluster::carry::bundle::CarryBundle;
+use cluster::carry::archive::CarryArchive;
 use cluster::carry::script::{self, SHELL};
 use releases::Release;
 
@@ -29,7 +29,7 @@ struct SubmitRequest<'a> {
     settings: &'a RunSettings,
     /// An existing job and its first node.
     within: Option<(u32, &'a str)>,
-    bundle: Arc<CarryBundle>,
+    archive: Arc<CarryArchive>,
 }
 
 /// Submits a new job with the user's options.
@@ -73,7 +73,7 @@ impl<'a> SubmitRequest<'a> {
         let seed = release
             .as_ref()
             .and_then(|release| releases::seed::find(release, &settings.options.service_cidr));
-        let bundle = CarryBundle {
+        let archive = CarryArchive {
             program: std::env::current_exe().context("cannot find our own program")?,
             release: release.map(|release| Release {
                 dir: std::path::absolute(&release.dir).unwrap_or(release.dir),
@@ -87,7 +87,7 @@ impl<'a> SubmitRequest<'a> {
             slurm,
             settings,
             within,
-            bundle: Arc::new(bundle),
+            archive: Arc::new(archive),
         })
     }
 
@@ -101,15 +101,15 @@ impl<'a> SubmitRequest<'a> {
     }
 
     async fn submit_without_terminal(&self) -> anyhow::Result<i32> {
-        let needed = self.bundle.needed_files();
+        let needed = self.archive.needed_files();
         let mut settings = self.settings.clone();
         settings.options.report_end = true;
         let args = settings.args_inside();
-        let shell_args = file_check::start_args(&self.bundle.program, &needed, args);
+        let shell_args = file_check::start_args(&self.archive.program, &needed, args);
         let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
         let mut srun = Srun::start(&self.slurm, &invocation)?;
         let carry_on_request = async |line: &str| match file_check::parse_carry_request(line) {
-            Some(request) => carry(&self.slurm, self.bundle.clone(), &request).await,
+            Some(request) => carry(&self.slurm, self.archive.clone(), &request).await,
             None => Ok(()),
         };
         srun.run(carry_on_request).await
@@ -117,8 +117,8 @@ impl<'a> SubmitRequest<'a> {
 
     /// The first step checks the files and holds the job; the second has the terminal.
     async fn submit_with_terminal(&self) -> anyhow::Result<i32> {
-        let needed = self.bundle.needed_files();
-        let shell_args = file_check::report_args(&self.bundle.program, &needed);
+        let needed = self.archive.needed_files();
+        let shell_args = file_check::report_args(&self.archive.program, &needed);
         let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
         let mut holder = Srun::start_with_pipes(&self.slurm, &invocation)?;
         let check = match holder.read_stdout_until(file_check::parse_result).await? {
@@ -132,7 +132,7 @@ impl<'a> SubmitRequest<'a> {
     }
 
     async fn run_in_terminal(&self, check: FileCheckResult) -> anyhow::Result<i32> {
-        let mut program = self.bundle.program.as_path();
+        let mut program = self.archive.program.as_path();
         let mut args = self.settings.args_inside();
         if let Some(dir) = check.dir {
             let mut signals = TerminationSignals::listen()?;
@@ -144,7 +144,7 @@ impl<'a> SubmitRequest<'a> {
                 node: check.node.clone(),
             };
             tokio::select! {
-                carried = carry(&self.slurm, self.bundle.clone(), &request) => carried?,
+                carried = carry(&self.slurm, self.archive.clone(), &request) => carried?,
                 signal = signals.next() => return Ok(exit::of_signal(signal)),
             }
         }

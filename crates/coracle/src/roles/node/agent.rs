@@ -26,11 +26,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use volumes::NodePath;
 
-use super::hub::NodeHub;
 use super::image_gc;
-use super::launch::{NodeLauncher, one_per_family};
 use crate::guard::EXIT_HANDED_OVER;
+use crate::launch::{NodeLauncher, one_per_family};
 use crate::node_dir::{self, NodeDir};
+use crate::node_hub::NodeHub;
 use crate::settings;
 
 /// Upstream's default.
@@ -157,7 +157,7 @@ impl AgentParts {
         // Runs while the node registers. A failure affects only the pods that need it, so it is not fatal here.
         let (hub_running, snapshotter) = tokio::join!(hub.ensure_running(), launcher.snapshotter());
         for error in [hub_running.err(), snapshotter.err()].into_iter().flatten() {
-            tracing::warn!(error = format!("{error:#}"), "pods can't run on this node");
+            tracing::warn!(error = format!("{error:#}"), "pods cannot run on this node");
         }
         let hub_supervisor = tokio::spawn({
             let hub = hub.clone();

@@ -5,11 +5,7 @@
 //! ([`SavedIdentity`]).
 
 mod agent;
-pub mod hub;
 mod image_gc;
-mod image_list;
-pub mod launch;
-mod process_limit;
 
 use console::{FailureCode, print_stderr};
 use std::fs::File;
@@ -33,7 +29,7 @@ use cluster::AGENT_FAILED;
 use cluster::enrolment::{COMPATIBLE_VERSION, JoinConfig, SavedIdentity, clock_problem, unix_time};
 
 /// How long the guard of an agent that has just exited may still hold the lock.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const AGENT_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Entry point of the role.
 pub fn main() -> anyhow::Result<ExitCode> {
@@ -100,7 +96,7 @@ fn run_agent() -> anyhow::Result<ExitCode> {
 /// Takes the node's lock, which the calling process, the guard, holds until it exits. A second agent would compete for the pods and
 /// would have no better connection to the leader than the first.
 fn lock(node_dir: &NodeDir) -> anyhow::Result<Option<File>> {
-    match process_lock::try_acquire(&node_dir.dir, LOCK_TIMEOUT) {
+    match process_lock::try_acquire(&node_dir.dir, AGENT_LOCK_TIMEOUT) {
         Ok(None) => bail!("the node's agent still runs, without a connection to the leader"),
         Ok(lock) => Ok(lock),
         // For example on a full disk, where pods that write nothing can still run.

@@ -13,8 +13,6 @@
 //! to disk ([`sandbox::lifecycle::checkpoint`]), for an agent that finds no sandbox any more.
 
 mod node_services;
-mod pull_process;
-mod puller;
 
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -26,11 +24,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use images::puller::{self, ImagePuller};
 use linux::clone::{CloneResult, NewNamespaces};
 use linux::signal::BlockedSignals;
 use network::hub::HubNamespaces;
 use pod_protocol::connection::{KubeletEndpoint, SandboxService, StayConnectedEnd, stay_connected};
-use pod_protocol::{PodState, Problem, SandboxCredential, SandboxHello, SandboxId, VERSION};
+use pod_protocol::{
+    FailureCause, PROTOCOL_VERSION, PodFailure, PodState, SandboxCredential, SandboxHello,
+    SandboxId,
+};
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 use sandbox::lifecycle::checkpoint;
@@ -40,7 +42,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use self::node_services::LocalNodeServices;
-use self::puller::ImagePuller;
 use crate::cgroup;
 use crate::cleanup;
 use crate::node_dir;
@@ -52,7 +53,7 @@ pub const AGENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Name of the logs' directory, in the pod's directory.
 const LOGS_DIR: &str = "logs";
 /// Time-out of killing processes. A process that exceeds it is blocked in uninterruptible I/O.
-const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+const SANDBOX_KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that the kubelet has to receive the last state of a pod whose job ends.
 const LAST_STATE_TIMEOUT: Duration = Duration::from_secs(2);
 /// `status.message` of such a pod.
@@ -105,6 +106,19 @@ impl SandboxConfig {
             logs: pod.join(LOGS_DIR),
             cgroup: self.pods_cgroup.clone(),
             disk: pod,
+        }
+    }
+
+    /// The first message to the kubelet.
+    fn hello(&self) -> SandboxHello {
+        SandboxHello {
+            version: PROTOCOL_VERSION,
+            uid: self.uid.clone(),
+            id: match &self.job_sandbox {
+                Some(id) => id.clone(),
+                None => sandbox_id(&self.uid, std::process::id().cast_signed()),
+            },
+            credential: SandboxCredential::LaunchToken(self.token.clone()),
         }
     }
 
@@ -285,7 +299,7 @@ fn fork_inner(host_pid: bool) -> anyhow::Result<(Pid, OwnedFd)> {
 fn run_inner_in_host_pid_namespace(socket: OwnedFd) -> std::io::Result<()> {
     linux::process::become_subreaper()?;
     let served = sandbox::runtime::inner::run(socket);
-    let killed = linux::process::kill_descendants(KILL_TIMEOUT);
+    let killed = linux::process::kill_descendants(SANDBOX_KILL_TIMEOUT);
     served.and(killed)
 }
 
@@ -295,15 +309,7 @@ async fn run_pod(
     processes: SandboxProcesses,
     signals: BlockedSignals,
 ) -> anyhow::Result<ExitCode> {
-    let mut hello = SandboxHello {
-        version: VERSION,
-        uid: config.uid.clone(),
-        id: match &config.job_sandbox {
-            Some(id) => id.clone(),
-            None => sandbox_id(&config.uid, std::process::id().cast_signed()),
-        },
-        credential: SandboxCredential::LaunchToken(config.token.clone()),
-    };
+    let mut hello = config.hello();
     let kubelet = config.kubelet.clone();
     let (dir, memory) = (config.pod_dir(), pod_dirs.memory.clone());
     let node_dir = config.node_dir.clone();
@@ -321,16 +327,8 @@ async fn run_pod(
         is_step: config.is_step,
     }));
     if config.job_sandbox.is_some() {
-        let pod = Rc::clone(&pod);
         let terminated = termination_signal(signals)?;
-        tokio::task::spawn_local(async move {
-            if terminated.await.is_ok() {
-                pod.terminate(Problem::new("Terminated", JOB_ENDED)).await;
-                // The kubelet ends the sandbox earlier, when it has received the pod's last state.
-                tokio::time::sleep(LAST_STATE_TIMEOUT).await;
-                pod.dismiss();
-            }
-        });
+        tokio::task::spawn_local(end_with_job(Rc::clone(&pod), terminated));
     }
     let end = loop {
         let dismissed = pod.dismissed();
@@ -352,19 +350,35 @@ async fn run_pod(
     if let Err(error) = linux::mount::detach(&memory) {
         tracing::debug!(%error, "cannot unmount the pod's tmpfs");
     }
-    let removed = match pod.keeps_logs() || kubelet_lost {
-        true => {
-            pod.save_final_checkpoint();
-            remove_all_but(&dir, &[LOGS_DIR, checkpoint::FILE_NAME])
-        }
-        false => remove_all_but(&dir, &[]).and_then(|()| linux::remove::tree(&dir)),
-    };
-    if let Err(error) = removed
+    let keeps_records = pod.keeps_logs() || kubelet_lost;
+    if keeps_records {
+        pod.save_final_checkpoint();
+    }
+    if let Err(error) = remove_data(&dir, keeps_records)
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(dir = %dir.display(), %error, "cannot remove the pod's directory");
     }
     Ok(code)
+}
+
+/// Ends the pod when Slurm ends its job.
+async fn end_with_job(pod: Rc<SandboxPod<LocalNodeServices>>, terminated: oneshot::Receiver<()>) {
+    if terminated.await.is_ok() {
+        let failure = PodFailure::new(FailureCause::JobEnded, JOB_ENDED);
+        pod.terminate(failure).await;
+        // The kubelet ends the sandbox earlier, when it has received the pod's last state.
+        tokio::time::sleep(LAST_STATE_TIMEOUT).await;
+        pod.dismiss();
+    }
+}
+
+/// Removes the pod's directory, or all of its entries but the logs and the checkpoint.
+fn remove_data(dir: &Path, keeps_records: bool) -> std::io::Result<()> {
+    match keeps_records {
+        true => remove_all_but(dir, &[LOGS_DIR, checkpoint::FILE_NAME]),
+        false => remove_all_but(dir, &[]).and_then(|()| linux::remove::tree(dir)),
+    }
 }
 
 /// Waits for SIGTERM on a thread, because it is blocked in all threads.
@@ -422,7 +436,7 @@ mod tests {
         std::fs::write(dir.path().join("logs/c/0.log"), "text").unwrap();
         std::fs::write(dir.path().join("note"), "text").unwrap();
         std::fs::write(dir.path().join(checkpoint::FILE_NAME), "text").unwrap();
-        remove_all_but(dir.path(), &[LOGS_DIR, checkpoint::FILE_NAME]).unwrap();
+        remove_data(dir.path(), true).unwrap();
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
         assert_eq!(left.len(), 2, "{left:?}");
         assert!(dir.path().join(checkpoint::FILE_NAME).exists());

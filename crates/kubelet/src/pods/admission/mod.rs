@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, ContainerPort, Pod, PodSpec, Taint, Toleration,
 };
-use pod_protocol::Problem;
 use pod_protocol::restart::is_sidecar;
+use pod_protocol::{Problem, QosClass};
 
 pub(crate) use self::resources::{pod_resources, requested};
 use super::spec::{init_containers, is_critical, launcher_annotation};
@@ -136,34 +136,35 @@ fn check_pressure(
     context: &AdmissionContext,
 ) -> Result<(), PodRejection> {
     let Pressures { memory, disk, pid } = context.pressures;
-    let conditions = [
-        (disk, "DiskPressure"),
-        (memory, "MemoryPressure"),
-        (pid, "PIDPressure"),
-    ];
-    let pressures: Vec<_> = conditions
-        .into_iter()
-        .filter_map(|(is_true, condition)| is_true.then_some(condition))
-        .collect();
-    if pressures.is_empty() || is_critical(pod) {
+    if !(memory || disk || pid) || is_critical(pod) {
         return Ok(());
     }
-    if pressures == ["MemoryPressure"] {
-        let status = pod.status.as_ref();
-        let class = status.and_then(|status| status.qos_class.as_deref());
+    let only_memory = memory && !disk && !pid;
+    if only_memory {
         let taint = Taint {
             key: "node.kubernetes.io/memory-pressure".to_owned(),
             effect: "NoSchedule".to_owned(),
             ..Default::default()
         };
         let mut tolerations = spec.tolerations.iter().flatten();
-        if class != Some("BestEffort") || tolerations.any(|one| tolerates(one, &taint)) {
+        if QosClass::of(pod) != Some(QosClass::BestEffort)
+            || tolerations.any(|one| tolerates(one, &taint))
+        {
             return Ok(());
         }
     }
+    let conditions = [
+        (disk, "DiskPressure"),
+        (memory, "MemoryPressure"),
+        (pid, "PIDPressure"),
+    ];
+    let present: Vec<_> = conditions
+        .into_iter()
+        .filter_map(|(is_true, condition)| is_true.then_some(condition))
+        .collect();
     Err(PodRejection::new(
         RejectionReason::NodePressure,
-        format!("The node had condition: [{}]. ", pressures.join(" ")),
+        format!("The node had condition: [{}]. ", present.join(" ")),
     ))
 }
 

@@ -1,6 +1,7 @@
 //! Node selector and required node affinity.
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
+use pod_protocol::SelectorOperator;
 
 use super::{AdmissionContext, PodRejection, RejectionReason, predicate_failed};
 
@@ -51,19 +52,6 @@ fn term_matches(term: &NodeSelectorTerm, context: &AdmissionContext) -> bool {
 
 fn requirement_matches(requirement: &NodeSelectorRequirement, have: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = have.is_some_and(|have| values.iter().any(|value| value == have));
-    let compared = || {
-        let have: i64 = have?.parse().ok()?;
-        let value: i64 = values.first()?.parse().ok()?;
-        Some(have.cmp(&value))
-    };
-    match requirement.operator.as_str() {
-        "In" => listed,
-        "NotIn" => !listed,
-        "Exists" => have.is_some(),
-        "DoesNotExist" => have.is_none(),
-        "Gt" => compared().is_some_and(std::cmp::Ordering::is_gt),
-        "Lt" => compared().is_some_and(std::cmp::Ordering::is_lt),
-        _ => false,
-    }
+    let operator = SelectorOperator::parse(&requirement.operator);
+    operator.is_some_and(|operator| operator.matches(have, values))
 }

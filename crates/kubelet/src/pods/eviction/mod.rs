@@ -19,7 +19,7 @@ use super::spec::{phase, uid};
 use crate::node::pressure::{EvictionResource, Shortage, shortages, this_machine};
 
 /// Interval between checks, as in upstream.
-const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// A pod whose sandbox does not report its usage in this time is not considered.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an evicted pod may take to end before the next one is evicted.
@@ -31,7 +31,7 @@ const MIN_FULL_DISK_CHECKS: u32 = 3;
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut monitor = ShortageMonitor::default();
     loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        tokio::time::sleep(EVICTION_CHECK_INTERVAL).await;
         match shared.config.scratch_dir() {
             Some(dir) => {
                 let short = monitor.check([(Machine::default(), this_machine(dir))]);
@@ -128,7 +128,7 @@ async fn candidates(shared: &Shared) -> Vec<EvictionCandidate> {
 }
 
 async fn evict_one(shared: &Shared, candidates: &[EvictionCandidate], shortage: &Shortage) {
-    let Some((candidate, problem)) = choose(candidates, shortage) else {
+    let Some((candidate, failure)) = choose(candidates, shortage) else {
         tracing::warn!(
             ?shortage,
             "the machine is short of a resource, and no pod of this node exceeds its requests"
@@ -138,11 +138,11 @@ async fn evict_one(shared: &Shared, candidates: &[EvictionCandidate], shortage: 
     let uid = uid(&candidate.pod).to_owned();
     tracing::warn!(
         pod = super::spec::full_name(&candidate.pod),
-        message = problem.message,
+        message = failure.message,
         "evicting pod"
     );
     shared.evictions.send_modify(|evictions| {
-        evictions.insert(uid.clone(), problem);
+        evictions.insert(uid.clone(), failure);
     });
     let until = Instant::now() + EVICTION_TIMEOUT;
     while Instant::now() < until {

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use pod_protocol::Problem;
 use pod_protocol::usage::{ContainerUsage, DiskUsage, MAX_COUNTED_FILES, PodUsage};
+use pod_protocol::{FailureCause, PodFailure};
 use quantity::Amount;
 
 use crate::node::pressure::{EvictionResource, Shortage};
 use crate::pods::admission::requested;
-use crate::pods::failure::{NODE_PRESSURE_PREFIX, evicted};
 use crate::pods::spec::{init_containers, is_being_deleted, is_critical, is_on_disk, phase};
 
 /// A pod that exceeds its request by less than this is not the cause of a shortage.
@@ -28,7 +27,7 @@ pub(super) struct EvictionCandidate {
 pub(super) fn choose<'a>(
     candidates: &'a [EvictionCandidate],
     shortage: &Shortage,
-) -> Option<(&'a EvictionCandidate, Problem)> {
+) -> Option<(&'a EvictionCandidate, PodFailure)> {
     let chosen = candidates
         .iter()
         .filter(|candidate| may_be_evicted(&candidate.pod))
@@ -39,7 +38,13 @@ pub(super) fn choose<'a>(
             let priority = spec.and_then(|spec| spec.priority).unwrap_or(0);
             (priority, std::cmp::Reverse(*excess))
         });
-    chosen.map(|(_, candidate)| (candidate, evicted(message(candidate, shortage))))
+    chosen.map(|(_, candidate)| {
+        let message = message(candidate, shortage);
+        (
+            candidate,
+            PodFailure::new(FailureCause::NodePressure, message),
+        )
+    })
 }
 
 fn may_be_evicted(pod: &Pod) -> bool {
@@ -93,7 +98,7 @@ fn resource_name(resource: EvictionResource) -> &'static str {
 fn message(candidate: &EvictionCandidate, shortage: &Shortage) -> String {
     let resource = resource_name(shortage.resource);
     let mut text = format!(
-        "{NODE_PRESSURE_PREFIX}{resource}. Threshold quantity: {}, available: {}. ",
+        "The node was low on resource: {resource}. Threshold quantity: {}, available: {}. ",
         quantity::binary(shortage.threshold).0,
         rounded(shortage.available),
     );
@@ -176,10 +181,10 @@ mod tests {
             available: 50 * MIB + 5,
         };
         match choose(candidates, &shortage) {
-            Some((candidate, problem)) => {
-                assert_eq!(problem.reason, "Evicted");
+            Some((candidate, failure)) => {
+                assert_eq!(failure.cause, FailureCause::NodePressure);
                 let name = candidate.pod.metadata.name.clone();
-                (name.unwrap_or_default(), problem.message)
+                (name.unwrap_or_default(), failure.message)
             }
             None => Default::default(),
         }

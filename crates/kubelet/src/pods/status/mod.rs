@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use pod_protocol::{PodState, Problem};
+use pod_protocol::{PodFailure, PodState, Problem};
 use serde_json::{Value, json};
 
 pub(crate) use containers::{apply_checkpoint, terminate_running};
@@ -24,7 +24,6 @@ use self::conditions::{ConditionInputs, conditions, with_transition_time};
 use self::containers::{
     ContainerKind, as_containers, merge_statuses, terminate_all, truncate_messages,
 };
-use super::failure::is_disruption;
 use super::spec::{PodPhase, init_containers, uses_host_network};
 
 const RESIZE_PENDING: &str = "PodResizePending";
@@ -70,8 +69,9 @@ pub(crate) fn pod_status(inputs: &StatusInputs, now: Timestamp) -> PodStatus {
     };
     // Reason and message are set together with the terminal phase.
     let (reason, message) = match failure {
-        Some(problem) if phase.is_terminal() && !previous_phase.is_terminal() => {
-            (Some(problem.reason.clone()), Some(problem.message.clone()))
+        Some(failure) if phase.is_terminal() && !previous_phase.is_terminal() => {
+            let reason = failure.cause.reason().to_owned();
+            (Some(reason), Some(failure.message.clone()))
         }
         _ if phase == previous_phase => (previous.reason.clone(), previous.message.clone()),
         _ => (None, None),
@@ -91,7 +91,7 @@ pub(crate) fn pod_status(inputs: &StatusInputs, now: Timestamp) -> PodStatus {
         now,
     );
     let further = if phase.is_terminal() {
-        failure.and_then(|problem| disruption_target(pod, problem))
+        failure.and_then(|failure| disruption_target(pod, failure))
     } else {
         resize_condition(pod, inputs.pending_resize, [&init, &regular])
     };
@@ -173,7 +173,7 @@ pub(crate) fn restarts_after_loss(pod: &Pod, status: &PodStatus) -> bool {
 /// The terminal status of a pod whose sandbox was lost and is not started again.
 pub(crate) fn terminal_status(
     inputs: &StatusInputs,
-    failure: Option<&Problem>,
+    failure: Option<&PodFailure>,
     now: Timestamp,
 ) -> PodStatus {
     let mut previous = inputs.previous.clone();
@@ -309,12 +309,12 @@ fn is_running(status: &ContainerStatus) -> bool {
 }
 
 /// `DisruptionTarget`, if the node caused the failure. A pod that exceeds its own limits does not get it.
-fn disruption_target(pod: &Pod, problem: &Problem) -> Option<PodCondition> {
-    is_disruption(problem).then(|| PodCondition {
+fn disruption_target(pod: &Pod, failure: &PodFailure) -> Option<PodCondition> {
+    failure.cause.is_disruption().then(|| PodCondition {
         type_: "DisruptionTarget".to_owned(),
         status: "True".to_owned(),
         reason: Some("TerminationByKubelet".to_owned()),
-        message: Some(problem.message.clone()),
+        message: Some(failure.message.clone()),
         observed_generation: pod.metadata.generation,
         ..Default::default()
     })

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use pod_protocol::{HostFacts, PodState, Problem};
+use pod_protocol::{FailureCause, HostFacts, PodFailure, PodState, Problem};
 use serde_json::{Value, json};
 
 use super::*;
@@ -242,11 +242,8 @@ fn phases_and_conditions() {
         { "type": "example.com/one", "status": "False" }, { "type": "other", "status": "True" },
     ] }))
     .unwrap();
-    let failed = |reason: &str, state: PodState| PodState {
-        failure: Some(Problem {
-            reason: reason.to_owned(),
-            message: "why".to_owned(),
-        }),
+    let failed = |cause: FailureCause, state: PodState| PodState {
+        failure: Some(PodFailure::new(cause, "why")),
         ..state
     };
     let no_sandbox = |state: PodState| PodState {
@@ -420,17 +417,23 @@ fn phases_and_conditions() {
         (
             "deadline exceeded, still running",
             one_container("Never"),
-            failed("DeadlineExceeded", state(vec![running("a")])),
+            failed(FailureCause::DeadlineExceeded, state(vec![running("a")])),
         ),
         (
             "deadline exceeded, finished",
             one_container("Never"),
-            finished(failed("DeadlineExceeded", state(vec![terminated("a", 0)]))),
+            finished(failed(
+                FailureCause::DeadlineExceeded,
+                state(vec![terminated("a", 0)]),
+            )),
         ),
         (
             "node shut down",
             one_container("Always"),
-            finished(failed("Terminated", state(vec![terminated("a", 0)]))),
+            finished(failed(
+                FailureCause::NodeShutdown,
+                state(vec![terminated("a", 0)]),
+            )),
         ),
     ];
     let results: Vec<_> = cases
@@ -534,7 +537,7 @@ fn termination_messages_are_truncated_to_equal_shares() {
 fn reason_stays_with_terminal_phase() {
     let pod = one_container("Never");
     let failed = PodState {
-        failure: Some(Problem::new("DeadlineExceeded", "why")),
+        failure: Some(PodFailure::new(FailureCause::DeadlineExceeded, "why")),
         ..finished(state(vec![terminated("a", 137)]))
     };
     let first = status(&pod, &failed);

@@ -26,7 +26,7 @@ use super::spec::{is_being_deleted, phase, uid};
 use super::worker::{PodUpdate, Worker, WorkerInputs, WorkerStart, has_started};
 use crate::backoff::ExponentialBackoff;
 
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+const MAX_POD_WATCH_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The part of the shutdown time that is reserved for writing the pods' last statuses.
 const LAST_STATUS_TIME: Duration = Duration::from_secs(2);
 /// The grace period of a pod that the API server has deleted, as in upstream.
@@ -44,7 +44,7 @@ pub(super) async fn run(
     let bound_here =
         watcher::Config::default().fields(&format!("spec.nodeName={}", shared.config.name));
     let events = watcher(Api::<Pod>::all(shared.client.clone()), bound_here)
-        .backoff(ExponentialBackoff::up_to(MAX_RETRY_DELAY));
+        .backoff(ExponentialBackoff::up_to(MAX_POD_WATCH_RETRY_DELAY));
     let (shutdown_sender, shutdown_receiver) = watch::channel(None);
     let mut sync_loop = SyncLoop {
         shared,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
+use pod_protocol::PodFailure;
 use tokio::time::Instant;
 
 use super::Worker;
-use crate::pods::failure::deadline_exceeded;
 
 /// The start of the time that the deadline limits: `status.startTime`; `None` for a pod that has not started.
 pub(super) fn active_since(pod: &Pod) -> Option<Instant> {
@@ -46,11 +46,12 @@ impl Worker {
     pub(super) fn check_deadline(&mut self) {
         let has_passed = |deadline: Instant| deadline <= Instant::now();
         if self.deadline().is_some_and(has_passed) {
-            let problem = deadline_exceeded();
+            let failure = PodFailure::deadline_exceeded();
+            let reason = failure.cause.reason();
             self.shared
                 .recorder
-                .normal(&self.pod, &problem.reason, &problem.message);
-            self.failure = Some(problem);
+                .normal(&self.pod, reason, &failure.message);
+            self.failure = Some(failure);
         }
     }
 }

@@ -31,7 +31,7 @@ use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 use pod_protocol::connection::SandboxClient;
-use pod_protocol::{PodState, Problem, Stop};
+use pod_protocol::{PodFailure, PodState, Problem, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -122,8 +122,8 @@ pub(super) struct Worker {
     /// The start of the time that `activeDeadlineSeconds` limits; `None` as long as the pod is queued.
     active_since: Option<Instant>,
     /// Why this worker ends the pod: it is evicted, or its deadline has passed before a sandbox could enforce it.
-    failure: Option<Problem>,
-    evictions: watch::Receiver<BTreeMap<String, Problem>>,
+    failure: Option<PodFailure>,
+    evictions: watch::Receiver<BTreeMap<String, PodFailure>>,
     shutdown: watch::Receiver<Option<Instant>>,
     /// The worker has deleted the pod object, or the API server only waits for finalizers.
     object_deleted: bool,
@@ -240,8 +240,8 @@ impl Worker {
             () = self.status_manager.wait_for_write() => {}
             () = active_deadline::wait_until(deadline) => {}
             Ok(()) = self.evictions.changed() => {
-                let problem = self.evictions.borrow_and_update().get(uid(&self.pod)).cloned();
-                self.failure = self.failure.take().or(problem);
+                let eviction = self.evictions.borrow_and_update().get(uid(&self.pod)).cloned();
+                self.failure = self.failure.take().or(eviction);
             }
             Ok(()) = inputs.shutdown.changed() => {
                 let until = *inputs.shutdown.borrow_and_update();
@@ -260,9 +260,9 @@ impl Worker {
         if self.needs_sandbox() {
             self.launch_sandbox().await;
         } else if !self.has_sandbox() && self.is_terminating() && !self.phase().is_terminal() {
-            let problem = self.termination_problem();
+            let failure = self.termination_failure();
             self.status =
-                terminal_status(&self.status_inputs(), problem.as_ref(), Timestamp::now());
+                terminal_status(&self.status_inputs(), failure.as_ref(), Timestamp::now());
         }
         self.update_status();
         if !self.is_terminated() {

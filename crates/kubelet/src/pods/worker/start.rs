@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use pod_protocol::Problem;
 use pod_protocol::connection::ConnectionError;
+use pod_protocol::{Problem, RequestError};
 use tokio::time::Instant;
 
 use super::{SandboxEnd, SandboxHandle, SandboxState, TimerKind, Worker, active_deadline};
@@ -190,8 +190,8 @@ impl Worker {
         match sent.await {
             Ok(Sent::Nothing) => {}
             Ok(Sent::Bundle) => self.bundle_sent = Some(true),
-            Err(ConnectionError::Rejected { call, problem, .. }) => {
-                self.request_rejected(call, &problem);
+            Err(ConnectionError::Rejected { call, error, .. }) => {
+                self.request_rejected(call, &error);
             }
             Ok(Sent::Stop(grace)) => self.await_stop(grace),
             Err(error) => {
@@ -213,8 +213,8 @@ impl Worker {
 
     /// The sandbox works, but does not accept the bundle or the stop request: the same one would be rejected again. The next change of
     /// the pod is sent.
-    fn request_rejected(&mut self, call: &str, problem: &Problem) {
-        let message = format!("cannot {call}: {}", problem.message);
+    fn request_rejected(&mut self, call: &str, error: &RequestError) {
+        let message = format!("cannot {call}: {}", error.message);
         tracing::warn!(
             pod = full_name(&self.pod),
             message,

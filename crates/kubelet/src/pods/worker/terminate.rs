@@ -5,11 +5,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
-use pod_protocol::{Problem, Stop};
+use pod_protocol::{FailureCause, PodFailure, Stop};
 
 use super::{SandboxHandle, TimerKind, Worker};
 use crate::api_call::call;
-use crate::pods::failure::node_shutdown;
 use crate::pods::spec::{full_name, grace_seconds, is_being_deleted, name, namespace, phase, uid};
 use crate::pods::status_manager::is_pod_deleted;
 
@@ -26,20 +25,23 @@ impl Worker {
             let max = max.unwrap_or(i64::MAX);
             Stop {
                 grace_seconds: grace_seconds(&self.pod).min(max).max(1),
-                failure: self.termination_problem(),
+                failure: self.termination_failure(),
             }
         })
     }
 
     /// The pod's failure if this node ends it; `None` if the pod is deleted.
-    pub(super) fn termination_problem(&self) -> Option<Problem> {
+    pub(super) fn termination_failure(&self) -> Option<PodFailure> {
         if self.deleted || is_being_deleted(&self.pod) {
             return None;
         }
         if self.failure.is_some() {
             return self.failure.clone();
         }
-        self.shutdown_seconds.map(|_| node_shutdown())
+        self.shutdown_seconds.map(|_| {
+            let message = "Pod was terminated in response to imminent node shutdown.";
+            PodFailure::new(FailureCause::NodeShutdown, message)
+        })
     }
 
     /// Kills the sandbox. The worker goes on when it has ended, or at once if there is none.
@@ -127,7 +129,7 @@ impl Worker {
             return;
         }
         tracing::warn!(pod = full_name(&self.pod), "sandbox does not end");
-        // Its records can't be removed before, and it may still be starting: a launcher does not interrupt that. When the node shuts down,
+        // Its records cannot be removed before, and it may still be starting: a launcher does not interrupt that. When the node shuts down,
         // the launcher kills all of its sandboxes.
         tokio::select! {
             _ = sandbox.ended() => {}

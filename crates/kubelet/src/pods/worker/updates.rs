@@ -8,7 +8,6 @@ use k8s_openapi::jiff::Timestamp;
 use pod_protocol::PodState;
 
 use super::{PodUpdate, SandboxConnection, TimerKind, Worker, has_started};
-use crate::pods::failure::FailureReason;
 use crate::pods::sandbox_listener::IncomingSandbox;
 use crate::pods::spec::{full_name, phase, uid};
 use crate::pods::status::{
@@ -96,12 +95,12 @@ impl Worker {
             }
         }
         let before = self.state.as_ref().and_then(|state| state.failure.as_ref());
-        if let Some(problem) = &state.failure
-            && FailureReason::of(problem) == FailureReason::Evicted
-            && before != Some(problem)
+        if let Some(failure) = &state.failure
+            && failure.cause.is_eviction()
+            && before != Some(failure)
             && !self.phase().is_terminal()
         {
-            let (reason, message) = (&problem.reason, &problem.message);
+            let (reason, message) = (failure.cause.reason(), &failure.message);
             self.shared.recorder.warning(&self.pod, reason, message);
         }
         if self.state.as_ref().map(|state| &state.host) != Some(&state.host) {
@@ -169,9 +168,9 @@ impl Worker {
             return;
         }
         if !restarts_after_loss(&self.pod, &self.status) {
-            let problem = self.termination_problem();
+            let failure = self.termination_failure();
             self.status =
-                terminal_status(&self.status_inputs(), problem.as_ref(), Timestamp::now());
+                terminal_status(&self.status_inputs(), failure.as_ref(), Timestamp::now());
             return;
         }
         for statuses in [

@@ -31,7 +31,7 @@ use super::state::{CertificateState, IssuedCertificate, RefusalKind, SignerRefus
 use crate::api_call::call;
 use crate::backoff::ExponentialBackoff;
 
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+const MAX_RENEWAL_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Spreads the renewals of a node's pods.
 const JITTER_MILLIS: u64 = 300_000;
 /// Minimum time until a renewal, whatever times the signer sets.
@@ -80,7 +80,7 @@ impl CertificateRenewal {
 
     /// Obtains a new certificate for a new key. Retries until it succeeds or the signer refuses.
     async fn obtain(&self) -> Result<IssuedCertificate, SignerRefusal> {
-        let mut backoff = ExponentialBackoff::up_to(MAX_RETRY_DELAY);
+        let mut backoff = ExponentialBackoff::up_to(MAX_RENEWAL_RETRY_DELAY);
         let mut unused = None;
         loop {
             let key = match unused.take() {

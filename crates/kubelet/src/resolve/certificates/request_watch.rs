@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::state::{RefusalKind, SignerRefusal};
 use crate::resolve::watch_events::watch_events;
 
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+const MAX_REQUEST_WATCH_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// A created request that the watch does not show within this time counts as deleted.
 const UNSEEN_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -157,7 +157,7 @@ async fn watch_all(client: Client, node: String, sender: watch::Sender<Arc<Reque
         }
     };
     let objects = "PodCertificateRequests";
-    watch_events(api, config, MAX_RETRY_DELAY, objects, handle).await;
+    watch_events(api, config, MAX_REQUEST_WATCH_RETRY_DELAY, objects, handle).await;
 }
 
 fn insert(requests: &mut RequestTable, mut request: PodCertificateRequest) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use pod_protocol::restart::{RestartPolicy, is_sidecar};
-use pod_protocol::{Bundle, Problem};
+use pod_protocol::{Bundle, PodFailure};
 use tokio::time::Instant;
 
 use super::super::clock::{instant_of, seconds};
@@ -105,13 +105,11 @@ impl<R: ContainerRuntime> LifecycleDriver<R> {
         if deadline > Instant::now() {
             return Some(deadline);
         }
-        const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
-        const REASON: &str = "DeadlineExceeded";
-        self.events.record(None, EventType::Normal, REASON, MESSAGE);
-        self.failure = Some(Problem {
-            reason: REASON.to_owned(),
-            message: MESSAGE.to_owned(),
-        });
+        let failure = PodFailure::deadline_exceeded();
+        let reason = failure.cause.reason();
+        self.events
+            .record(None, EventType::Normal, reason, &failure.message);
+        self.failure = Some(failure);
         self.begin_stop(self.grace_period());
         None
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
 use pod_protocol::restart::RestartPolicy;
-use pod_protocol::{Bundle, HostFacts, PodState, Problem, Stop};
+use pod_protocol::{Bundle, HostFacts, PodFailure, PodState, Stop};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -50,7 +50,7 @@ pub struct LifecycleDriver<R> {
     /// Set if the sandbox ends and the pod goes on in another one: the statuses of the killed containers before the kill.
     /// The next sandbox must not count these exits, because the pod did not cause them.
     abandoned: Option<Vec<ContainerStatus>>,
-    failure: Option<Problem>,
+    failure: Option<PodFailure>,
     created_at: Instant,
     /// Start of activeDeadlineSeconds.
     active_since: Instant,

@@ -1,5 +1,6 @@
 //! Start, restart and stop.
 
+use pod_protocol::FailureCause;
 use serde_json::json;
 
 use crate::lifecycle::simulated_runtime::{ScriptedRun, SimulatedRuntime, TestPod};
@@ -303,7 +304,7 @@ lifecycle_test! {
         let state = pod.finished().await;
         assert_eq!(sim.now(), 5);
         let failure = state.failure.expect("a failure");
-        assert_eq!(failure.reason, "DeadlineExceeded");
+        assert_eq!(failure.cause, FailureCause::DeadlineExceeded);
         assert_eq!(failure.message, "Pod was active on the node longer than the specified deadline");
     }
 }

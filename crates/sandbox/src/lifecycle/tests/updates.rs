@@ -6,7 +6,7 @@ use crate::lifecycle::simulated_runtime::{
     ScriptedRun, SimulatedRuntime, TestPod, bundle, with_problem,
 };
 use ScriptedRun::{Exits, ExitsOnStop};
-use pod_protocol::{Problem, Stop};
+use pod_protocol::{FailureCause, PodFailure, Stop};
 
 lifecycle_test! {
     async fn image_change_restarts_despite_restart_policy() {
@@ -160,7 +160,7 @@ lifecycle_test! {
         let sim = SimulatedRuntime::new();
         let pod = TestPod::new(&sim, json!({"containers": [{"name": "a"}]}));
         pod.advance_to(1).await;
-        let failure = Some(Problem { reason: "Evicted".to_owned(), message: "no room".to_owned() });
+        let failure = Some(PodFailure::new(FailureCause::NodePressure, "no room"));
         pod.lifecycle.stop(Stop { grace_seconds: 1, failure: failure.clone() });
         let state = pod.finished().await;
         assert_eq!(state.failure, failure);

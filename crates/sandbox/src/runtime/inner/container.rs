@@ -1,7 +1,7 @@
 //! Turns a forked process into a container: mounts, root file system, devices.
 //!
 //! An image is untrusted. Mounts are opened while the host's file system is visible and attached after the container's root has
-//! been entered, so symbolic links of the image can't lead out of it.
+//! been entered, so symbolic links of the image cannot lead out of it.
 
 use std::fs::File;
 use std::io::Write;
@@ -89,7 +89,7 @@ pub fn enter_rootfs(plan: &ContainerPlan) -> Result<Option<OwnedFd>, InnerError>
     Ok(master)
 }
 
-/// apt switches to another user before it downloads, and checks that it succeeded, which it can't with a single id. This option
+/// apt switches to another user before it downloads, and checks that it succeeded, which it cannot with a single id. This option
 /// turns that off. Written before volumes are mounted, so that the file is in the container's own root.
 fn disable_apt_sandbox_user() {
     let dir = Path::new("/etc/apt/apt.conf.d");
@@ -175,7 +175,7 @@ fn open(mount: &MountPlan, scratch: &Path) -> std::io::Result<MountTree> {
             tree.set_propagation(mount_tree::Propagation::Slave)?
         }
         // Shared with the pod's other containers: the runtime made the volume a shared mount. Mounts of the host propagate in,
-        // but none propagate back, because an ordinary user can't change the host's mounts.
+        // but none propagate back, because an ordinary user cannot change the host's mounts.
         MountPropagation::Bidirectional => tree.set_propagation(mount_tree::Propagation::Shared)?,
     }
     match mount.access {
@@ -196,7 +196,7 @@ fn image_tree(
     let Some(sub) = sub else {
         return Ok(tree);
     };
-    // Before Linux 6.15 open_tree() can't clone a part of a detached mount.
+    // Before Linux 6.15 open_tree() cannot clone a part of a detached mount.
     tree.attach(scratch)?;
     let part = linux::subpath::open(scratch, &sub.to_string_lossy(), false)
         .map_err(std::io::Error::other)

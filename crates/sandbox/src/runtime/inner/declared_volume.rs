@@ -48,7 +48,7 @@ pub fn mount(volumes: &[OpenVolume<'_>]) -> Result<(), InnerError> {
 fn fill(tree: &MountTree, target: &Path) -> std::io::Result<()> {
     let of_image = match std::fs::metadata(target) {
         Ok(found) if found.is_dir() => Some(MountTree::copy(target, false)?),
-        // A directory can't be mounted on a file.
+        // A directory cannot be mounted on a file.
         Ok(_) => return Ok(()),
         Err(_) => None,
     };

@@ -300,7 +300,7 @@ fn send_sigkill(process: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
 }
 
-/// Returns the pod's network namespace. The sandbox can't open it itself, because the inner process is not dumpable.
+/// Returns the pod's network namespace. The sandbox cannot open it itself, because the inner process is not dumpable.
 fn create_namespaces(plan: &NamespacePlan) -> Result<OwnedFd, InnerError> {
     let mut flags = UnshareFlags::empty();
     flags.set(UnshareFlags::NEWNET, plan.network);

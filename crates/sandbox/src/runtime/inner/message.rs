@@ -146,7 +146,7 @@ pub struct RootfsPlan {
     pub upper: PathBuf,
     /// How the layers are merged.
     pub kind: RootfsKind,
-    /// The container can't write to it.
+    /// The container cannot write to it.
     pub read_only: bool,
 }
 

@@ -67,7 +67,7 @@ pub fn exec_program(
         .map(|(_, value)| value.as_str());
     let program = find_executable(name, path.unwrap_or(DEFAULT_PATH))?;
     self_exe.deny(&program)?;
-    // A second safeguard, for descriptors without O_CLOEXEC; old kernels don't support it.
+    // A second safeguard, for descriptors without O_CLOEXEC; old kernels do not support it.
     let _ = linux::descriptors::close_all_on_exec();
     // Last, because descriptors that are still open count until the exec.
     linux::descriptors::restore_limit().map_err(cannot("restore the limit of open files"))?;

@@ -32,7 +32,7 @@ impl SelfExe {
 
     /// Fails if a program is our file or is interpreted by it, in the current root and directory.
     ///
-    /// A file that can't be read passes: a script that its user may execute but not read can't run our file, unless that user is
+    /// A file that cannot be read passes: a script that its user may execute but not read cannot run our file, unless that user is
     /// root without its usual capabilities.
     pub fn deny(self, program: &Path) -> Result<(), InnerError> {
         let mut next = program.to_owned();
@@ -42,7 +42,7 @@ impl SelfExe {
             };
             if FileId::from(&found) == self.0 {
                 return Err(InnerError::program(format!(
-                    "exec: \"{}\": containers can't run the program that starts them",
+                    "exec: \"{}\": containers cannot run the program that starts them",
                     program.display()
                 )));
             }

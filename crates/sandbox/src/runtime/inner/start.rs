@@ -76,7 +76,7 @@ pub enum StartReport {
     MountNamespace,
     /// The reporting process has forked: its child with this pid will execute the program. Descriptor: the child's pidfd.
     ForkedAgain(i32),
-    /// It can't go on.
+    /// It cannot go on.
     Failed(InnerError),
 }
 
@@ -103,7 +103,7 @@ pub fn container(
         &plan.process,
         shares_pid_namespace,
         |reporter| {
-            // Opened here, because the namespace of a process that has exited can't be opened.
+            // Opened here, because the namespace of a process that has exited cannot be opened.
             let mount_namespace = linux::namespace::own_mount_namespace()
                 .map_err(cannot("open the mount namespace"))?;
             // After the fork into the cgroup: a cgroup namespace's root is the cgroup of the process at this time.

@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use super::message::UserPlan;
 
 /// Longer files are truncated.
-const MAX_FILE_SIZE: u64 = 1 << 20;
+const MAX_USER_FILE_SIZE: u64 = 1 << 20;
 
 /// The resolved user and groups of a process.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ fn read_regular_file(path: impl AsRef<Path>) -> String {
     if let Ok(file) = rustix::fs::open(path.as_ref(), flags, Mode::empty()).map(File::from)
         && file.metadata().is_ok_and(|found| found.is_file())
     {
-        let _ = file.take(MAX_FILE_SIZE).read_to_end(&mut bytes);
+        let _ = file.take(MAX_USER_FILE_SIZE).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

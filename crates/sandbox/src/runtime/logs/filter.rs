@@ -1,12 +1,12 @@
 //! Decodes and filters the records of a log into a container's output.
 
 use jiff::Timestamp;
-use pod_protocol::{LogQuery, LogSource, Problem};
+use pod_protocol::{LogQuery, LogSource, RequestError};
 
 use super::record::{self, LogRecord, OutputStream};
 
 /// Longer lines of a log file are no records and are skipped. More than the longest record with its header.
-const MAX_LINE: usize = 64 * 1024;
+const MAX_LOG_LINE: usize = 64 * 1024;
 
 /// Selects records, and how they are printed.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,8 @@ pub(super) struct LogFilter {
 }
 
 impl LogFilter {
-    pub(super) fn new(query: &LogQuery) -> Result<Self, Problem> {
-        let bad_request = |message| Problem::new("BadRequest", message);
+    pub(super) fn new(query: &LogQuery) -> Result<Self, RequestError> {
+        let bad_request = |message: String| RequestError::bad_request(message);
         let stream = match query.stream {
             LogSource::All => None,
             LogSource::Stdout => Some(OutputStream::Stdout),
@@ -97,7 +97,7 @@ impl FilteredOutput {
                 return;
             }
         }
-        if self.partial.len() + rest.len() > MAX_LINE {
+        if self.partial.len() + rest.len() > MAX_LOG_LINE {
             self.partial = Vec::new();
             self.is_skipping = true;
         } else if !self.is_skipping {
@@ -250,7 +250,7 @@ this is not a record
         let mut out = Vec::new();
         for _ in 0..100 {
             output.push(&[b'g'; 5000], &mut out);
-            assert!(output.partial.len() <= MAX_LINE);
+            assert!(output.partial.len() <= MAX_LOG_LINE);
         }
         output.push(b"rest\nT stdout F sense\n", &mut out);
         assert_eq!(out, b"sense\n");
@@ -262,6 +262,7 @@ this is not a record
             since: Some("yesterday".to_owned()),
             ..all()
         };
-        assert_eq!(LogFilter::new(&query).unwrap_err().reason, "BadRequest");
+        let error = LogFilter::new(&query).unwrap_err();
+        assert_eq!(error.kind, pod_protocol::RequestErrorKind::BadRequest);
     }
 }

@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use pod_protocol::connection::LogByteStream;
-use pod_protocol::{LogQuery, Problem};
+use pod_protocol::{LogQuery, RequestError};
 use tokio::sync::watch;
 
 use self::files::{LogFiles, WritePosition};
@@ -112,7 +112,7 @@ impl LogDir {
     }
 
     /// Reads the log of a container's last attempt, or of the one before.
-    pub async fn read(&self, query: &LogQuery) -> Result<LogByteStream, Problem> {
+    pub async fn read(&self, query: &LogQuery) -> Result<LogByteStream, RequestError> {
         let filter = LogFilter::new(query)?;
         let attempt = self.attempt(&query.container, query.previous)?;
         let reader = self
@@ -181,14 +181,14 @@ impl LogDir {
         LogReader::start(files, written, follow, tail, filter).await
     }
 
-    fn attempt(&self, container: &str, previous: bool) -> Result<u32, Problem> {
+    fn attempt(&self, container: &str, previous: bool) -> Result<u32, RequestError> {
         let attempts = self
             .dir(container)
             .and_then(|dir| files::attempts(&dir))
             .map_err(|source| unreadable(container, &source))?;
         let found = attempts.iter().rev().nth(usize::from(previous));
         found.copied().ok_or_else(|| {
-            Problem::not_found(if previous {
+            RequestError::not_found(if previous {
                 format!("previous terminated container {container:?} not found")
             } else {
                 format!("container {container:?} has no log yet")
@@ -222,9 +222,8 @@ impl Drop for LiveLog {
     }
 }
 
-fn unreadable(container: &str, source: &io::Error) -> Problem {
-    Problem::new(
-        "LogUnavailable",
-        format!("cannot read the log of container {container:?}: {source}"),
-    )
+fn unreadable(container: &str, source: &io::Error) -> RequestError {
+    RequestError::failed(format!(
+        "cannot read the log of container {container:?}: {source}"
+    ))
 }

@@ -12,7 +12,7 @@ use super::filter::{FilteredOutput, LogFilter};
 use super::tail::{self, ReadPosition};
 
 /// How much is read at a time.
-const BLOCK_SIZE: u64 = 64 * 1024;
+const LOG_READ_SIZE: u64 = 64 * 1024;
 
 /// Reads one log.
 #[derive(Debug)]
@@ -104,10 +104,12 @@ impl LogReader {
                 let left = if is_last {
                     self.end.length.saturating_sub(self.at.offset)
                 } else {
-                    BLOCK_SIZE
+                    LOG_READ_SIZE
                 };
-                self.block
-                    .resize(usize::try_from(left.min(BLOCK_SIZE)).unwrap_or_default(), 0);
+                self.block.resize(
+                    usize::try_from(left.min(LOG_READ_SIZE)).unwrap_or_default(),
+                    0,
+                );
                 let read = file.read_at(&mut self.block, self.at.offset)?;
                 self.block.truncate(read);
                 self.at.offset += read as u64;

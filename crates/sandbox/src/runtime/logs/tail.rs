@@ -9,7 +9,7 @@ use super::filter::LogFilter;
 use super::record::{LogRecord, OutputStream};
 
 /// How much is read at a time.
-const BLOCK_SIZE: u64 = 64 * 1024;
+const TAIL_READ_SIZE: u64 = 64 * 1024;
 
 /// Where a reader is in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ async fn find_start_in(
     let mut rest = Vec::new();
     while from > 0 {
         let until = from;
-        from = until.saturating_sub(BLOCK_SIZE);
+        from = until.saturating_sub(TAIL_READ_SIZE);
         let mut block = vec![0; usize::try_from(until - from).unwrap_or_default()];
         file.read_exact_at(&mut block, from)?;
         if until == length && block.last() == Some(&b'\n') {

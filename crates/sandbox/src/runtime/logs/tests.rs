@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use pod_protocol::LogSource;
+use pod_protocol::{LogSource, RequestErrorKind};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe::{self, Receiver, Sender};
@@ -326,8 +326,8 @@ async fn only_previous_attempt_is_kept() {
         previous: true,
         ..query()
     };
-    let problem = logs.read(&query()).await.err().unwrap();
-    assert_eq!(problem.reason, "NotFound");
+    let error = logs.read(&query()).await.err().unwrap();
+    assert_eq!(error.kind, RequestErrorKind::NotFound);
     for attempt in 0..4 {
         write(&logs, attempt, &[format!("run {attempt}\n").into_bytes()]).await;
         let problem = logs.read(&previous).await.err();

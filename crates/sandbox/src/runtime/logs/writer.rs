@@ -1,6 +1,6 @@
 //! Copies a container's output into its log.
 //!
-//! A container never blocks on its log: output that can't be written, because the disk is full, is dropped and counted. The log gets
+//! A container never blocks on its log: output that cannot be written, because the disk is full, is dropped and counted. The log gets
 //! a note about it as soon as it can be written again, at the latest when the container exits. The pod gets a warning when the first
 //! record is dropped, and at the end.
 
@@ -18,9 +18,9 @@ use super::record::{self, OutputStream, RecordEncoder};
 use super::{LiveLog, LogLimits};
 
 /// How much is read at a time: the size of a pipe's buffer.
-const BLOCK_SIZE: usize = 64 * 1024;
+const PIPE_READ_SIZE: usize = 64 * 1024;
 /// How much is written at a time, approximately.
-const WRITE_SIZE: usize = 128 * 1024;
+const LOG_WRITE_SIZE: usize = 128 * 1024;
 /// How much of a log's end is searched for records to replace by a note: a few of maximum length.
 const SEARCH_SIZE: u64 = 64 * 1024;
 
@@ -67,7 +67,7 @@ impl LogWriter {
             stderr_first = !stderr_first;
             let read = std::future::poll_fn(|context| {
                 // Allocated for each read, so that an idle container needs no memory.
-                let mut block = Vec::with_capacity(BLOCK_SIZE);
+                let mut block = Vec::with_capacity(PIPE_READ_SIZE);
                 let first = if stderr_first {
                     stderr.poll(context, &mut block)
                 } else {
@@ -111,7 +111,7 @@ impl LogWriter {
         let mut rest = block;
         while !rest.is_empty() {
             records.clear();
-            let consumed = encoder.push(rest, &self.time, &mut records, WRITE_SIZE);
+            let consumed = encoder.push(rest, &self.time, &mut records, LOG_WRITE_SIZE);
             rest = &rest[consumed..];
             self.file.append(&records, &self.time);
         }

@@ -67,7 +67,7 @@ async fn copy_streams(
 
 /// Sends all frames to the client; `false` if the client disconnected first.
 async fn copy_output(frames: &mut FrameStream, client: &mpsc::Sender<Bytes>) -> bool {
-    // Reserve first: output that can't be sent yet should stay in the process's pipe.
+    // Reserve first: output that cannot be sent yet should stay in the process's pipe.
     while let Ok(permit) = client.reserve().await {
         let frame = tokio::select! {
             biased;

@@ -15,11 +15,12 @@ use pod_protocol::connection::{
     LogByteStream, SandboxClient, SandboxService, SandboxSession, ServeEnd, accept, serve,
 };
 use pod_protocol::streams::{
-    BLOCK_SIZE, FrameKind, FrameReader, FrameStream, SessionEnd, StreamFrame, TtySize, encode_frame,
+    FrameKind, FrameReader, FrameStream, STREAM_BLOCK_SIZE, SessionEnd, StreamFrame, TtySize,
+    encode_frame,
 };
 use pod_protocol::{
-    AttachQuery, Bundle, ExecQuery, LogQuery, PodState, Problem, SandboxCredential, SandboxHello,
-    SandboxId, SandboxWelcome, Stop, VERSION,
+    AttachQuery, Bundle, ExecQuery, LogQuery, PROTOCOL_VERSION, PodState, RequestError,
+    SandboxCredential, SandboxHello, SandboxId, SandboxWelcome, Stop,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -57,31 +58,35 @@ impl SandboxService for FakePod {
         self.state.subscribe()
     }
 
-    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, Problem> {
+    async fn logs(&self, query: LogQuery) -> Result<LogByteStream, RequestError> {
         let logs = self.logs.as_ref().ok_or_else(not_found)?;
         logs.read(&query).await
     }
 
-    async fn exec(&self, query: ExecQuery, client: FrameReader) -> Result<FrameStream, Problem> {
+    async fn exec(
+        &self,
+        query: ExecQuery,
+        client: FrameReader,
+    ) -> Result<FrameStream, RequestError> {
         Ok(start_command(query)?.run(client))
     }
 
-    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, Problem> {
+    async fn attach(&self, _: AttachQuery, _: FrameReader) -> Result<FrameStream, RequestError> {
         Err(not_found())
     }
 
-    async fn port_forward(&self, _: u16) -> Result<TcpStream, Problem> {
+    async fn port_forward(&self, _: u16) -> Result<TcpStream, RequestError> {
         Err(not_found())
     }
 }
 
-fn not_found() -> Problem {
-    Problem::not_found("not found")
+fn not_found() -> RequestError {
+    RequestError::not_found("not found")
 }
 
 fn hello() -> SandboxHello {
     SandboxHello {
-        version: VERSION,
+        version: PROTOCOL_VERSION,
         uid: "1234".to_owned(),
         id: SandboxId::new("1234/1"),
         credential: SandboxCredential::LaunchToken(String::new()),
@@ -116,7 +121,7 @@ fn pipe() -> (InputWriter, OutputReader) {
 }
 
 /// Starts a command of the fake pod.
-fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
+fn start_command(query: ExecQuery) -> Result<ClientSession, RequestError> {
     let program = query.command.first().map(String::as_str);
     let session = |input, frames| ClientSession {
         input,
@@ -130,7 +135,7 @@ fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
             let (to, from) = pipe();
             let frames = stream::unfold(Some(from), |from| async move {
                 let mut from = from?;
-                let mut block = vec![0; BLOCK_SIZE];
+                let mut block = vec![0; STREAM_BLOCK_SIZE];
                 match from.read(&mut block).await.unwrap() {
                     0 => Some((SessionEnd::Code(7).to_frame(), None)),
                     read => Some((encode_frame(FrameKind::Stdout, &block[..read]), Some(from))),
@@ -156,7 +161,7 @@ fn start_command(query: ExecQuery) -> Result<ClientSession, Problem> {
         Some("endless") => {
             let frames = stream::repeat_with(|| {
                 FRAMES_SENT.fetch_add(1, Ordering::Relaxed);
-                encode_frame(FrameKind::Stderr, &[b'x'; BLOCK_SIZE])
+                encode_frame(FrameKind::Stderr, &[b'x'; STREAM_BLOCK_SIZE])
             });
             Ok(session(None, frames.boxed_local()))
         }
@@ -250,7 +255,7 @@ async fn large_streams_go_both_ways_at_once() {
         let client = connect().await;
         let blocks: Vec<Bytes> = (0..512_u32)
             .map(|serial| {
-                let bytes: Vec<u8> = (0..BLOCK_SIZE as u32)
+                let bytes: Vec<u8> = (0..STREAM_BLOCK_SIZE as u32)
                     .map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(serial) >> 13) as u8)
                     .collect();
                 bytes.into()
@@ -283,7 +288,7 @@ async fn slow_reader_blocks_only_its_own_session() {
             .unwrap();
         let mut blocked = Vec::new();
         for _ in 0..20 {
-            let frame = encode_frame(FrameKind::Stdin, &[0; BLOCK_SIZE]);
+            let frame = encode_frame(FrameKind::Stdin, &[0; STREAM_BLOCK_SIZE]);
             let frames = stream::repeat(frame);
             blocked.push(
                 client
@@ -294,7 +299,7 @@ async fn slow_reader_blocks_only_its_own_session() {
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
         let sent = FRAMES_SENT.load(Ordering::Relaxed);
-        assert!(sent * BLOCK_SIZE < 1 << 20, "{sent} frames sent");
+        assert!(sent * STREAM_BLOCK_SIZE < 1 << 20, "{sent} frames sent");
         client.dismiss().await.unwrap();
         let (output, _) = {
             let session = client.exec(&query(&["cat"]), stream::empty()).await;

@@ -125,7 +125,7 @@ fn file_system_usage(path: &Path) -> Option<DiskUsage> {
     })
 }
 
-/// Sums up a directory; `None` if it does not exist. Unreadable files and mounts below it don't count.
+/// Sums up a directory; `None` if it does not exist. Unreadable files and mounts below it do not count.
 fn walk(dir: &Path) -> Option<DiskUsage> {
     walk_up_to(MAX_COUNTED_FILES, dir)
 }

@@ -54,7 +54,7 @@ const PROC_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub struct UsageMeter {
     disk: DiskUsageCache,
-    /// Held by the thread that reads `/proc`, even after a timeout, so that blocked threads don't accumulate.
+    /// Held by the thread that reads `/proc`, even after a timeout, so that blocked threads do not accumulate.
     proc_lock: Arc<tokio::sync::Mutex<()>>,
     /// By container id; the pod's under the empty id.
     cpu: RefCell<HashMap<String, MonotonicSum>>,
@@ -65,7 +65,7 @@ pub struct UsageMeter {
 }
 
 impl UsageMeter {
-    /// Measures the pod of the inner process; `None` if `/proc` can't be read in time. `cgroup` is the pod's; `etc` holds its files in
+    /// Measures the pod of the inner process; `None` if `/proc` cannot be read in time. `cgroup` is the pod's; `etc` holds its files in
     /// /etc.
     pub async fn measure(
         &self,

@@ -8,7 +8,7 @@ use crate::node_services::{NodeServices, ReadyVolume};
 use crate::runtime::LinuxRuntime;
 
 impl<S: NodeServices> LinuxRuntime<S> {
-    /// The pod's current resource usage; `None` if it can't be measured.
+    /// The pod's current resource usage; `None` if it cannot be measured.
     pub async fn usage(&self) -> Option<PodUsage> {
         let spec = self.spec();
         let containers = self.measured_containers();
@@ -68,7 +68,7 @@ impl<S: NodeServices> LinuxRuntime<S> {
     }
 }
 
-/// How a volume is measured. Images and directories of the host don't count.
+/// How a volume is measured. Images and directories of the host do not count.
 fn measured_volume(spec: &VolumeSpec, ready: &ReadyVolume) -> Option<MeasuredVolume> {
     let ReadyVolume::Directory { path, .. } = ready else {
         return None;

@@ -1,4 +1,4 @@
-//! The bundle that is carried to a leader's node beside this program: release, seed and workload, as a tar archive.
+//! The tar archive that is carried to a leader's node beside this program: release, seed and workload.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use super::{COMPLETE, PROGRAM, RELEASES, UNFINISHED, WORKLOAD};
 
 /// Everything that a leader needs beside this program.
 #[derive(Debug)]
-pub struct CarryBundle {
+pub struct CarryArchive {
     /// This program, which is carried separately.
     pub program: PathBuf,
     /// The release of Kubernetes, if this host has one.
@@ -25,7 +25,7 @@ pub struct CarryBundle {
     pub is_workload_file: fn(&Path) -> bool,
 }
 
-/// A file that the node must see; if it lacks one, the bundle is carried.
+/// A file that the node must see; if it lacks one, the archive is carried.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NeededFile {
     /// The path on both hosts.
@@ -34,8 +34,8 @@ pub struct NeededFile {
     pub size_and_mtime: String,
 }
 
-impl CarryBundle {
-    /// The files that make the bundle unnecessary if the node sees all of them.
+impl CarryArchive {
+    /// The files that make the archive unnecessary if the node sees all of them.
     pub fn needed_files(&self) -> Vec<NeededFile> {
         let if_it_exists = |path: PathBuf| NeededFile {
             path,
@@ -54,7 +54,7 @@ impl CarryBundle {
         files
     }
 
-    /// Writes the bundle as a tar archive.
+    /// Writes the tar archive.
     pub fn write(&self, to: impl Write) -> io::Result<()> {
         let mut archive = Builder::new(to);
         archive.follow_symlinks(false);
@@ -102,7 +102,7 @@ impl CarryBundle {
     }
 }
 
-/// Unpacks a bundle that arrives on `from` into the working directory, then gives the program there its final name, which a
+/// Unpacks an archive that arrives on `from` into the working directory, then gives the program there its final name, which a
 /// leader waits for. Paths are relative because another process may remove the directory meanwhile, and its name may then
 /// belong to another user.
 pub fn receive(from: impl Read) -> io::Result<()> {
@@ -119,7 +119,7 @@ pub fn remove_incomplete(dir: &Path) {
     }
 }
 
-/// Unpacks a bundle into the directory `to`; an error if the bundle is incomplete.
+/// Unpacks an archive into the directory `to`; an error if the archive is incomplete.
 fn unpack(from: impl Read, to: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(from);
     archive.set_preserve_permissions(true);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bundle_arrives_unchanged_or_not_at_all() {
+    fn archive_arrives_unchanged_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         for (name, text) in [
@@ -199,7 +199,7 @@ mod tests {
         }
         std::os::unix::fs::symlink("kube", at("release/etcd")).unwrap();
         std::os::unix::fs::symlink(at("app/a.yaml"), at("release/VERSION")).unwrap();
-        let bundle = CarryBundle {
+        let archive = CarryArchive {
             program: at("coracle"),
             release: Some(Release {
                 dir: at("release"),
@@ -210,7 +210,7 @@ mod tests {
             is_workload_file: |path| path.extension().is_some_and(|e| e == "yaml"),
         };
         let mut stream = Vec::new();
-        bundle.write(&mut stream).unwrap();
+        archive.write(&mut stream).unwrap();
         let to = at("to");
         std::fs::create_dir(&to).unwrap();
         unpack(&stream[..], &to).unwrap();

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use kubelet::PodRecords;
 use pod_protocol::connection::LogByteStream;
-use pod_protocol::{LogQuery, PodState, Problem};
+use pod_protocol::{LogQuery, PodState, RequestError};
 use sandbox::lifecycle::checkpoint;
 use sandbox::runtime::logs::LogDir;
 
@@ -56,7 +56,7 @@ impl PodRecords for NodeRecords {
         &self,
         uid: &str,
         query: LogQuery,
-    ) -> BoxFuture<'_, Option<Result<LogByteStream, Problem>>> {
+    ) -> BoxFuture<'_, Option<Result<LogByteStream, RequestError>>> {
         let dir = node_dir::pod(&self.node_dir, uid).join("logs");
         async move {
             if !dir.exists() {

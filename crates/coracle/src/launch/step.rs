@@ -29,9 +29,9 @@ use crate::roles::sandbox::{FAILED_PREFIX, RUNNING_PREFIX};
 /// How long `srun` waits for resources. A step that has just ended may not have released them yet; beyond this, other steps hold them.
 const RESOURCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of starting a step. Slurm's controller may be unavailable.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+const STEP_START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limit on the output that is read from srun.
-const MAX_OUTPUT: u64 = 16 * 1024;
+const MAX_SRUN_OUTPUT: u64 = 16 * 1024;
 /// Minimum memory of a step: with less, the sandbox itself would be OOM-killed or could not unpack an image.
 const MIN_MEMORY_MB: u64 = 64;
 
@@ -47,10 +47,11 @@ pub async fn start(
         let _ = input.write_all(line.as_bytes()).await;
     }
     let stderr = tokio::spawn(read_stderr(srun.stderr.take()));
-    let report = tokio::time::timeout(START_TIMEOUT, read_start_report(srun.stdout.take())).await;
+    let report =
+        tokio::time::timeout(STEP_START_TIMEOUT, read_start_report(srun.stdout.take())).await;
     // On a time-out srun is dropped and thereby killed, and its child then ends the step.
     let report = report.with_context(|| {
-        let seconds = START_TIMEOUT.as_secs();
+        let seconds = STEP_START_TIMEOUT.as_secs();
         format!("Slurm did not start the step within {seconds} s")
     })??;
     match report {
@@ -128,7 +129,7 @@ fn gres(extended: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
 /// Reads the sandbox's report; `None` if it never ran. Skips output of a site's prolog.
 async fn read_start_report(stdout: Option<ChildStdout>) -> anyhow::Result<Option<StartReport>> {
     let stdout = stdout.context("srun has no standard output")?;
-    let mut lines = BufReader::new(stdout.take(MAX_OUTPUT)).split(b'\n');
+    let mut lines = BufReader::new(stdout.take(MAX_SRUN_OUTPUT)).split(b'\n');
     while let Some(line) = lines.next_segment().await? {
         let line = String::from_utf8_lossy(&line);
         if let Some(pid) = line.strip_prefix(RUNNING_PREFIX) {
@@ -147,14 +148,14 @@ async fn read_start_report(stdout: Option<ChildStdout>) -> anyhow::Result<Option
 async fn read_stderr(pipe: Option<ChildStderr>) -> String {
     let mut stderr = Vec::new();
     if let Some(pipe) = pipe {
-        let _ = pipe.take(MAX_OUTPUT).read_to_end(&mut stderr).await;
+        let _ = pipe.take(MAX_SRUN_OUTPUT).read_to_end(&mut stderr).await;
     }
     String::from_utf8_lossy(&stderr).into_owned()
 }
 
 /// Makes an error from srun's output.
 async fn start_error(mut srun: Child, stderr: JoinHandle<String>) -> anyhow::Result<anyhow::Error> {
-    let status = tokio::time::timeout(START_TIMEOUT, srun.wait())
+    let status = tokio::time::timeout(STEP_START_TIMEOUT, srun.wait())
         .await
         .context("srun does not exit")??;
     let stderr = stderr.await.unwrap_or_default();

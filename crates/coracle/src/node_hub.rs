@@ -1,5 +1,5 @@
-//! The agent's side of the node's hub: starts it, adopts that of an earlier agent, restarts it in the same namespaces if it exits or
-//! hangs, and sends it the desired state of the network.
+//! The hub of a node, as an agent or a pod-job uses it: starts the hub, adopts that of an earlier agent, restarts it in the same
+//! namespaces if it exits or hangs, and sends it the desired state of the network.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,16 +13,16 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, watch};
 
-use super::process_limit;
 use crate::back_off::ProcessBackOff;
 use crate::node_dir;
+use crate::process_limit;
 use crate::roles::hub::{HubConfig, READY};
 
 /// Time-out of the hub's start. It is long because the hub runs `newuidmap`, which may wait for the site's directory service, and every
 /// pod of the node needs the hub.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const HUB_START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out of the hub's shutdown.
-const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+const HUB_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Back-off if the hub cannot be started or does not send its namespaces.
 const RETRY_BACK_OFF: ProcessBackOff =
@@ -34,8 +34,8 @@ const STATE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval of the requests by which the agent notices that the hub hangs, and the time that the hub has to respond.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+const HUB_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const HUB_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A hub that has not responded to so many requests in a row is killed. More than one, because the time-out of a request also ends if
 /// Slurm has suspended the job, hub and agent, meanwhile.
 const MAX_UNANSWERED: u32 = 3;
@@ -72,8 +72,8 @@ impl NodeHub {
                 pod_cidr: pod_cidr.to_owned(),
                 process_limit: linux::process_limit::current().map(process_limit::pods_limit),
             },
-            check_interval: CHECK_INTERVAL,
-            response_timeout: RESPONSE_TIMEOUT,
+            check_interval: HUB_CHECK_INTERVAL,
+            response_timeout: HUB_RESPONSE_TIMEOUT,
             state: Mutex::default(),
         }
     }
@@ -230,7 +230,7 @@ impl NodeHub {
             linux::packet::send(&agent_socket, 0, &config, &descriptors)
         };
         tokio::task::spawn_blocking(send).await??;
-        let ready = wait_until_ready(output, START_TIMEOUT).await;
+        let ready = wait_until_ready(output, HUB_START_TIMEOUT).await;
         if ready.is_err() {
             let _ = child.start_kill();
         }
@@ -248,11 +248,14 @@ impl NodeHub {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        if tokio::time::timeout(STOP_TIMEOUT, exited).await.is_err() {
+        if tokio::time::timeout(HUB_STOP_TIMEOUT, exited)
+            .await
+            .is_err()
+        {
             tracing::warn!("the node's hub does not exit");
         }
         if let Some(mut child) = self.state.lock().await.child.take() {
-            let _ = tokio::time::timeout(STOP_TIMEOUT, child.wait()).await;
+            let _ = tokio::time::timeout(HUB_STOP_TIMEOUT, child.wait()).await;
         }
     }
 }
@@ -369,7 +372,7 @@ mod tests {
         let mut hub = NodeHub::new(dir.path(), "100.64.0.0/24");
         hub.check_interval = Duration::from_millis(10);
         hub.response_timeout = Duration::from_millis(50);
-        let test = "roles::node::hub::tests::hub_that_hangs_is_killed";
+        let test = "node_hub::tests::hub_that_hangs_is_killed";
         let mut process = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", test])
             .env(HUNG_HUB, &hub.socket)

@@ -1,47 +1,46 @@
-//! One image pull for a pod, in a separate process, so that its memory (TLS, decompression) is freed when it exits.
+//! One image pull, in a separate process, so that its memory (TLS, decompression) is freed when it exits.
 //!
 //! A fork server of the sandbox forks it. The request is one line of JSON; progress and the result are lines of JSON.
 
 use std::io::{self, BufRead, Write};
 use std::sync::Mutex;
 
-use anyhow::Context;
-use images::protocol::{PullCommand, PullOutput};
-use images::{ImageError, ImageStore, Layers, PullEvent, PullProgress, RegistryConfig};
+use download::error_chain;
 
-use crate::settings::image_limits;
+use super::protocol::{PullCommand, PullFailure, PullOutput};
+use crate::layers::Layers;
+use crate::progress::{PullEvent, PullProgress};
+use crate::pull::{LocalImage, ensure};
+use crate::registry::RegistryConfig;
+use crate::store::ImageStore;
 
 /// Reads a request, pulls and unpacks its image, and writes the result.
-pub async fn run(mut input: impl BufRead, output: impl Write + Send) -> anyhow::Result<()> {
+pub(super) async fn run(mut input: impl BufRead, output: impl Write + Send) -> io::Result<()> {
     let mut line = String::new();
     input.read_line(&mut line)?;
-    let command: PullCommand = serde_json::from_str(&line).context("the request is malformed")?;
+    let command: PullCommand = serde_json::from_str(&line)?;
     drop(line);
     let lines = PullOutputLines(Mutex::new(output));
     let last = match pull(&command, &lines).await {
         Ok(image) => PullOutput::Done(Box::new(image)),
-        Err(failed) => failed,
+        Err(failure) => PullOutput::Failed(failure),
     };
-    Ok(lines.write(&last)?)
+    lines.write(&last)
 }
 
 async fn pull(
     command: &PullCommand,
     progress: &dyn PullProgress,
-) -> Result<images::LocalImage, PullOutput> {
-    let failed = |reason: &str, error: &(dyn std::error::Error + 'static)| PullOutput::Failed {
-        reason: reason.to_owned(),
-        message: images::error_chain(error),
-    };
-    let local_failure = |error: &(dyn std::error::Error + 'static)| failed("ErrImagePull", error);
-    let store = ImageStore::open(&command.store).map_err(|error| local_failure(&error))?;
-    let layers = Layers::open(&command.layers).map_err(|error| local_failure(&error))?;
-    let config = RegistryConfig::from_environment().map_err(|error| local_failure(&error))?;
-    let limits = image_limits::from_environment().map_err(|error| local_failure(error.as_ref()))?;
-    let layers = layers.with_limits(limits);
-    images::ensure(&store, &layers, &command.request, &config, progress)
-        .await
-        .map_err(|error: ImageError| failed(error.reason(), &error))
+) -> Result<LocalImage, PullFailure> {
+    let store = ImageStore::open(&command.store).map_err(|error| PullFailure::local(&error))?;
+    let layers = Layers::open(&command.layers).map_err(|error| PullFailure::local(&error))?;
+    let config = RegistryConfig::from_environment().map_err(|error| PullFailure::local(&error))?;
+    let layers = layers.with_limits(command.limits);
+    let image = ensure(&store, &layers, &command.request, &config, progress).await;
+    image.map_err(|error| PullFailure {
+        reason: error.reason().to_owned(),
+        message: error_chain(&error),
+    })
 }
 
 /// Writes progress and the result as lines of JSON.
@@ -71,9 +70,9 @@ mod tests {
     use std::path::Path;
 
     use serde_json::{Value, json};
-    use sha2::{Digest, Sha256};
 
     use super::*;
+    use crate::layers::ImageLimits;
 
     fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut tar = tar::Builder::new(Vec::new());
@@ -89,12 +88,9 @@ mod tests {
     /// Puts an image with one file into a store.
     fn load(store: &Path, name: &str) {
         let layer = tar(&[("bin/app", b"one")]);
-        let digest: String = Sha256::digest(&layer)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let digest = download::Digest::of(&layer);
         let config = json!({"os": "linux", "config": {"Cmd": ["/bin/app"]},
-            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]}});
+            "rootfs": {"type": "layers", "diff_ids": [digest.to_string()]}});
         let list = json!([{"Config": "c.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
         let archive = tar(&[
             ("layer.tar", &layer),
@@ -102,8 +98,7 @@ mod tests {
             ("manifest.json", list.to_string().as_bytes()),
         ]);
         let store = ImageStore::open(store).unwrap();
-        let limits = image_limits::from_environment().unwrap();
-        images::archive::load(&store, &archive[..], None, limits).unwrap();
+        crate::archive::load(&store, &archive[..], None, ImageLimits::default()).unwrap();
     }
 
     #[tokio::test]
@@ -112,7 +107,7 @@ mod tests {
         let [store, layers] = ["images", "layers"].map(|name| home.path().join(name));
         load(&store, "app:1");
         let pull = async |name: &str| {
-            let request = json!({"store": store, "layers": layers,
+            let request = json!({"store": store, "layers": layers, "limits": ImageLimits::default(),
                 "request": {"reference": name, "policy": "Never"}});
             let mut output = Vec::new();
             run(request.to_string().as_bytes(), &mut output)

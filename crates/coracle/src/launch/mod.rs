@@ -4,6 +4,7 @@
 //! namespace and connects to the agent. It outlives the agent and connects to the next one too.
 
 mod fork;
+mod image_list;
 mod process;
 mod records;
 mod step;
@@ -28,13 +29,13 @@ use sandbox::runtime::Snapshotter;
 use tokio::process::Child;
 use tokio::sync::OnceCell;
 
+use self::image_list::ImageList;
 use self::process::SandboxProcess;
 use self::records::NodeRecords;
 use self::step::ResourcesBusy;
-use super::hub::NodeHub;
-use super::image_list::ImageList;
 use crate::back_off::ProcessBackOff;
 use crate::node_dir::{self, NodeDir};
+use crate::node_hub::NodeHub;
 use crate::process_lock;
 use crate::roles::remove::{self, RemovedDir};
 use crate::roles::sandbox::{SandboxConfig, sandbox_id};

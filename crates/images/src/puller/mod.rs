@@ -1,4 +1,4 @@
-//! Fork servers, which fork the processes that pull images for the pod.
+//! Pulls images for a sandbox, each in a process of its own, which a *fork server* forks.
 //!
 //! A process that pulls images is forked but does not exec: after an exec in the node's user namespace, the kernel would consider the
 //! process's memory owned by that namespace. Then, although non-dumpable, it could be inspected by containers with `hostPID` and
@@ -15,21 +15,24 @@
 //! left that could fork a protected process outside of the pod's namespaces: the sandbox has threads, and the inner process cannot
 //! leave the pod's network namespace. Then a new sandbox is needed, but only when the pod needs an image that it does not have.
 
-use std::fs::File;
-use std::io::{self, BufReader};
+mod fork_server;
+mod held_images;
+mod protocol;
+mod pull_process;
+
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use linux::clone::{CloneResult, NewNamespaces};
 use linux::packet;
 use linux::packet_connection::PacketConnection;
-use linux::signal::ChildExitFd;
-use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
+use rustix::process::{Signal, WaitId, WaitIdOptions};
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
-use super::pull_process;
+pub use held_images::{HeldImageError, HeldImages};
+pub use protocol::PullFailure;
 
 const FORK_SERVERS: usize = 2;
 /// Retry interval of replacing a fork server: the user's process limit may be reached for a while.
@@ -41,19 +44,22 @@ const REQUEST_PULL: &[u8] = b"pull";
 const REQUEST_SERVER: &[u8] = b"serve";
 
 /// A fork server that the sandbox has forked.
+#[derive(Debug)]
 pub struct ForkServer {
     socket: OwnedFd,
     process: OwnedFd,
 }
 
 /// The sandbox's side of its fork servers.
+#[derive(Debug)]
 pub struct ImagePuller(mpsc::UnboundedSender<PullReply>);
 
 /// Sends the pull to the task that requested it.
 type PullReply = oneshot::Sender<io::Result<PullProcess>>;
 
 /// A process that pulls one image. Dropping this kills it.
-pub struct PullProcess {
+#[derive(Debug)]
+pub(crate) struct PullProcess {
     /// The pipe for the request.
     pub input: Sender,
     /// The pipe with progress and the result.
@@ -74,90 +80,11 @@ pub fn fork() -> io::Result<Vec<ForkServer>> {
             }),
             CloneResult::Child => {
                 drop((sandbox_socket, servers));
-                run(sandbox, server_socket)
+                fork_server::run(sandbox, server_socket)
             }
         }
     }
     Ok(servers)
-}
-
-/// Runs a fork server until the sandbox exits.
-fn run(sandbox: Pid, socket: OwnedFd) -> ! {
-    let served = linux::process::set_parent_death_signal(Some(sandbox), Signal::KILL)
-        .and_then(|()| serve(sandbox, socket));
-    std::process::exit(i32::from(served.is_err()))
-}
-
-fn serve(sandbox: Pid, socket: OwnedFd) -> io::Result<()> {
-    let ends = ChildExitFd::open()?;
-    let server = rustix::process::getpid();
-    loop {
-        let mut watched = [
-            PollFd::new(&socket, PollFlags::IN),
-            PollFd::new(&ends, PollFlags::IN),
-        ];
-        match rustix::event::poll(&mut watched, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let [has_request, child_exited] = watched.map(|fd| !fd.revents().is_empty());
-        if child_exited {
-            ends.clear();
-            while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
-        }
-        if !has_request {
-            continue;
-        }
-        let Some(message) = packet::receive(&socket)? else {
-            return Ok(());
-        };
-        let forked = match (&message.text[..], message.descriptors) {
-            (REQUEST_PULL, mut streams) if streams.len() == 2 => {
-                match linux::clone::fork_into(NewNamespaces::default()) {
-                    Ok(CloneResult::Parent(_, process)) => Ok(process),
-                    Ok(CloneResult::Child) => {
-                        // The sandbox detects the death of a fork server by its closed socket, so the child must not keep it open.
-                        drop((socket, ends));
-                        let output = streams.remove(1);
-                        pull(server, streams.remove(0), output)
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-            // The new fork server becomes a child of the sandbox, because it must survive this one.
-            (REQUEST_SERVER, mut sockets) if sockets.len() == 1 => {
-                match linux::clone::fork_sibling() {
-                    Ok(CloneResult::Parent(_, process)) => Ok(process),
-                    Ok(CloneResult::Child) => {
-                        drop((socket, ends));
-                        run(sandbox, sockets.remove(0))
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-            _ => Err(io::Error::other(
-                "unknown request, or one without its descriptors",
-            )),
-        };
-        match forked {
-            Ok(process) => packet::send(&socket, 0, &[], &[process.as_fd()])?,
-            Err(error) => packet::send(&socket, 0, error.to_string().as_bytes(), &[])?,
-        }
-    }
-}
-
-/// Pulls one image and exits.
-fn pull(server: Pid, input: OwnedFd, output: OwnedFd) -> ! {
-    let pull = || -> anyhow::Result<()> {
-        linux::process::set_parent_death_signal(Some(server), Signal::KILL)?;
-        linux::signal::unblock_all()?;
-        let input = BufReader::new(File::from(input));
-        crate::block_on(pull_process::run(input, File::from(output)))
-    };
-    if let Err(error) = pull() {
-        tracing::warn!(error = format!("{error:#}"), "cannot pull an image");
-    }
-    std::process::exit(0)
 }
 
 impl ImagePuller {
@@ -172,7 +99,7 @@ impl ImagePuller {
     /// Starts a process that pulls an image. `BrokenPipe` means that no fork server is left.
     ///
     /// If the caller drops this future, the process is killed.
-    pub async fn start(&self) -> io::Result<PullProcess> {
+    pub(crate) async fn start(&self) -> io::Result<PullProcess> {
         // A separate task sends the request and always receives the response: if a request were dropped, its response would be taken for
         // that of the next request.
         let (reply, pull) = oneshot::channel();
@@ -338,7 +265,7 @@ fn pipe_from() -> io::Result<(Receiver, OwnedFd)> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::PidfdFlags;
+    use rustix::process::{Pid, PidfdFlags};
     use tokio::process::{Child, Command};
 
     use super::*;

@@ -1,4 +1,4 @@
-//! Sends the bundle from the submitting host to the leader's node, through a step of the job.
+//! Sends the archive from the submitting host to the leader's node, through a step of the job.
 
 use console::{Failure, FailureCode, print_stderr};
 use std::io::{self, BufWriter};
@@ -12,21 +12,21 @@ use slurm::{Slurm, Submission};
 use tokio::io::AsyncReadExt;
 
 use super::file_check::CarryRequest;
-use cluster::carry::bundle::CarryBundle;
+use cluster::carry::archive::CarryArchive;
 use cluster::carry::program_stream::ProgramStream;
 use cluster::carry::script::{self, SHELL};
 
 /// Limit on the receiver's standard error that is repeated in an error.
 const MAX_STDERR: u64 = 16 * 1024;
 
-/// Sends this program and `bundle` to a node of a running job.
+/// Sends this program and `archive` to a node of a running job.
 pub async fn carry(
     slurm: &Slurm,
-    bundle: Arc<CarryBundle>,
+    archive: Arc<CarryArchive>,
     to: &CarryRequest,
 ) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (contents, node) = (contents(&bundle), to.node.as_str());
+    let (contents, node) = (contents(&archive), to.node.as_str());
     let program = ProgramStream::of_this_program()
         .await
         .context("cannot read our own program")?;
@@ -42,7 +42,7 @@ pub async fn carry(
     };
     let names = slurm::environment_names();
     let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
-    tracing::debug!(command = invocation.display(), "carrying the bundle");
+    tracing::debug!(command = invocation.display(), "carrying the archive");
     // No kill_on_drop: the receiver cleans up when this end of the pipe closes.
     let mut child = tokio::process::Command::from(invocation.std_command())
         .process_group(0)
@@ -52,7 +52,7 @@ pub async fn carry(
         .spawn()
         .context("cannot start srun")?;
     let sending = program.send(child.stdin.take(), move |pipe| {
-        bundle.write(BufWriter::with_capacity(1 << 20, pipe))
+        archive.write(BufWriter::with_capacity(1 << 20, pipe))
     });
     let mut stderr = Vec::new();
     if let Some(pipe) = child.stderr.take() {
@@ -75,13 +75,13 @@ pub async fn carry(
     Ok(())
 }
 
-/// Lists the contents of a bundle for a message.
-fn contents(bundle: &CarryBundle) -> String {
+/// Lists the contents of an archive for a message.
+fn contents(archive: &CarryArchive) -> String {
     let mut contents = "coracle".to_owned();
-    if let Some(release) = &bundle.release {
+    if let Some(release) = &archive.release {
         contents.push_str(&format!(", Kubernetes {}", release.version));
     }
-    if let Some(name) = bundle.workload.as_ref().and_then(|path| path.file_name()) {
+    if let Some(name) = archive.workload.as_ref().and_then(|path| path.file_name()) {
         contents.push_str(&format!(", {}", name.display()));
     }
     contents

@@ -13,7 +13,7 @@ use tokio::process::Child;
 use crate::roles::sandbox::sandbox_id;
 
 /// Retry interval of waiting for an exit.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const EXIT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A sandbox's process, held by a pidfd so that a reused process id does no harm.
 pub struct SandboxProcess {
@@ -57,7 +57,7 @@ impl SandboxProcess {
                 return;
             }
             // No descriptor is free.
-            tokio::time::sleep(RETRY_INTERVAL).await;
+            tokio::time::sleep(EXIT_RETRY_INTERVAL).await;
         }
     }
 
