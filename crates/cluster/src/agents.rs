@@ -182,12 +182,14 @@ impl AgentStarter {
             source,
         };
         let mut args = ["internal".to_owned(), "node".to_owned()].to_vec();
-        let mut copy = None;
+        let (mut copy, mut variable) = (None, None);
         if without_program.is_none() {
             let program = ProgramStream::of_this_program()
                 .await
                 .map_err(start_error)?;
-            args = script::run_args(AGENT_FAILED, &program, &args);
+            let shell = script::run_command(AGENT_FAILED, &program, &args);
+            variable = Some(shell.variable());
+            args = shell.args;
             copy = Some(program);
         }
         let step = AgentStep {
@@ -202,7 +204,8 @@ impl AgentStarter {
             name: "coracle-node",
         };
         let names = slurm::environment_names();
-        let invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
+        let mut invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
+        invocation.env_set.extend(variable);
         tracing::debug!(command = invocation.display(), "starting agents");
         let mut command = invocation.command();
         command

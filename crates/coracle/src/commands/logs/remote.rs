@@ -45,16 +45,9 @@ pub async fn run_on_leader_node(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             let copy = ProgramStream::of_this_program()
                 .await
                 .context("cannot read our own program")?;
-            let shell_args = script::run_args("error:", &copy, &remote_args);
-            run_step(
-                &slurm,
-                job,
-                &node,
-                Path::new(SHELL),
-                &shell_args,
-                Some(copy),
-            )
-            .await
+            let shell = script::run_command("error:", &copy, &remote_args);
+            let copy = Some((copy, shell.variable()));
+            run_step(&slurm, job, &node, Path::new(SHELL), &shell.args, copy).await
         }
         other => other,
     };
@@ -97,7 +90,7 @@ async fn run_step(
     node: &str,
     program: &Path,
     args: &[String],
-    copy: Option<ProgramStream>,
+    copy: Option<(ProgramStream, (String, String))>,
 ) -> Result<i32, SlurmError> {
     let options = ["--chdir=/", "--quiet"].map(str::to_owned);
     let submission = Submission {
@@ -109,7 +102,9 @@ async fn run_step(
         name: "coracle-logs",
     };
     let names = slurm::environment_names();
-    let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    let mut invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    let (copy, variable) = copy.unzip();
+    invocation.env_set.extend(variable);
     let start_error = |source| foreground_srun::start_error(&invocation, source);
     let mut child = foreground_srun::spawn(&invocation, copy, Stdio::inherit())?;
     let mut stderr = Vec::new();

@@ -20,7 +20,7 @@ use super::srun::{Srun, TerminationSignals};
 use super::workload::Workload;
 use crate::exit;
 use cluster::carry::bundle::CarryBundle;
-use cluster::carry::script::{self, SHELL};
+use cluster::carry::script::{self, SHELL, ShellCommand};
 use releases::Release;
 
 /// The parameters of the job or step.
@@ -105,8 +105,8 @@ impl<'a> SubmitRequest<'a> {
         let mut settings = self.settings.clone();
         settings.options.report_end = true;
         let args = settings.args_inside();
-        let shell_args = file_check::start_args(&self.bundle.program, &needed, args);
-        let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
+        let shell = file_check::start_command(&self.bundle.program, &needed, args);
+        let invocation = self.shell_invocation(&shell, self.within, false);
         let mut srun = Srun::start(&self.slurm, &invocation)?;
         let carry_on_request = async |line: &str| match file_check::parse_carry_request(line) {
             Some(request) => carry(&self.slurm, self.bundle.clone(), &request).await,
@@ -118,8 +118,8 @@ impl<'a> SubmitRequest<'a> {
     /// The first step checks the files and holds the job; the second has the terminal.
     async fn submit_with_terminal(&self) -> anyhow::Result<i32> {
         let needed = self.bundle.needed_files();
-        let shell_args = file_check::report_args(&self.bundle.program, &needed);
-        let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
+        let shell = file_check::report_command(&self.bundle.program, &needed);
+        let invocation = self.shell_invocation(&shell, self.within, false);
         let mut holder = Srun::start_with_pipes(&self.slurm, &invocation)?;
         let check = match holder.read_stdout_until(file_check::parse_result).await? {
             Ok(result) => result,
@@ -132,24 +132,25 @@ impl<'a> SubmitRequest<'a> {
     }
 
     async fn run_in_terminal(&self, check: FileCheckResult) -> anyhow::Result<i32> {
-        let mut program = self.bundle.program.as_path();
-        let mut args = self.settings.args_inside();
-        if let Some(dir) = check.dir {
-            let mut signals = TerminationSignals::listen()?;
-            program = Path::new(SHELL);
-            args = script::start_args("coracle: error:", &dir, &args);
-            let request = CarryRequest {
-                dir,
-                job: check.job,
-                node: check.node.clone(),
-            };
-            tokio::select! {
-                carried = carry(&self.slurm, self.bundle.clone(), &request) => carried?,
-                signal = signals.next() => return Ok(exit::of_signal(signal)),
-            }
-        }
+        let args = self.settings.args_inside();
         let within = Some((check.job, check.node.as_str()));
-        let mut invocation = self.invocation(program, &args, within, true);
+        let mut invocation = match check.dir {
+            None => self.invocation(&self.bundle.program, &args, within, true),
+            Some(dir) => {
+                let mut signals = TerminationSignals::listen()?;
+                let shell = script::start_command("coracle: error:", &dir, &args);
+                let request = CarryRequest {
+                    dir,
+                    job: check.job,
+                    node: check.node.clone(),
+                };
+                tokio::select! {
+                    carried = carry(&self.slurm, self.bundle.clone(), &request) => carried?,
+                    signal = signals.next() => return Ok(exit::of_signal(signal)),
+                }
+                self.shell_invocation(&shell, within, true)
+            }
+        };
         // Without it, srun would set it to the leader's node alone.
         let nodes = ("SLURM_JOB_NODELIST".to_owned(), check.nodes);
         invocation.env_set.push(nodes);
@@ -159,6 +160,17 @@ impl<'a> SubmitRequest<'a> {
         };
         let mut srun = Srun::start_in_terminal(&self.slurm, &invocation, leader)?;
         srun.run(async |_| Ok(())).await
+    }
+
+    fn shell_invocation(
+        &self,
+        shell: &ShellCommand,
+        within: Option<(u32, &str)>,
+        terminal: bool,
+    ) -> slurm::Invocation {
+        let mut invocation = self.invocation(Path::new(SHELL), &shell.args, within, terminal);
+        invocation.env_set.push(shell.variable());
+        invocation
     }
 
     fn invocation(
