@@ -19,6 +19,8 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// Default range of pods, in the shared address space of RFC 6598, which HPC sites normally do not use.
+pub const DEFAULT_POD_CIDR: &str = "100.64.0.0/11";
 /// Default range of Services, in the shared address space of RFC 6598, which HPC sites normally do not use.
 pub const DEFAULT_SERVICE_CIDR: &str = "100.96.0.0/16";
 
@@ -145,7 +147,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub start_timeout: u64,
     /// Addresses of pods
-    #[arg(long, value_name = "CIDR", default_value = "100.64.0.0/11")]
+    #[arg(long, value_name = "CIDR", default_value = DEFAULT_POD_CIDR)]
     pub pod_cidr: String,
     /// Addresses of services
     #[arg(long, value_name = "CIDR", default_value = DEFAULT_SERVICE_CIDR)]

@@ -9,7 +9,8 @@ use tokio::process::Command;
 
 use crate::classify::classify;
 use crate::error::{SlurmError, sanitize};
-use crate::{JobDetail, Partition, SlurmVersion, parse_job_detail, parse_partitions};
+use crate::srun_options::SrunOptions;
+use crate::{JobDetail, Partition, PendingJob, SlurmVersion, parse_job_detail, parse_partitions};
 
 /// How long a command may run.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,6 +92,14 @@ impl Slurm {
         })
     }
 
+    /// The options of this `srun`, which include those of the site's SPANK plugins.
+    pub async fn srun_options(&self) -> Result<SrunOptions, SlurmError> {
+        let help = run(&self.srun, &["--help"]).await?.success(&self.srun)?;
+        let mut options = SrunOptions::built_in();
+        options.add_from_help(&help);
+        Ok(options)
+    }
+
     /// Checks that a controller answers; `Err(ControllerDown)` if none does. Takes one round trip.
     pub async fn ping(&self) -> Result<(), SlurmError> {
         let output = run(&self.scontrol, &["ping"]).await?;
@@ -141,6 +150,14 @@ impl Slurm {
         )
         .await?;
         Ok(())
+    }
+
+    /// Why a job is pending; `None` if it is not.
+    pub async fn pending_job(&self, job: u32) -> Result<Option<PendingJob>, SlurmError> {
+        let jobs = format!("--jobs={job}");
+        let args = ["--noheader", &jobs, crate::pending_job::SQUEUE_FORMAT];
+        let stdout = run(&self.squeue, &args).await?.success(&self.squeue)?;
+        Ok(crate::pending_job::parse_pending_job(&stdout))
     }
 
     /// Our own running jobs that have a step of this name.
