@@ -4,11 +4,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 
+use crate::commands::completion::CompletionArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::image::ImageCommand;
 use crate::commands::kubernetes::KubernetesCommand;
 use crate::commands::logs::LogsArgs;
+use crate::commands::man::ManArgs;
+use crate::completion_values;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
 #[derive(Debug, Parser)]
@@ -46,6 +50,10 @@ pub enum Command {
     Image(ImageCommand),
     /// Show the logs of a running cluster's components
     Logs(LogsArgs),
+    /// Print the script for completion in bash, zsh or fish
+    Completion(CompletionArgs),
+    /// Print a manual page
+    Man(ManArgs),
     /// Roles that Coracle starts itself
     #[command(subcommand, hide = true)]
     Internal(InternalCommand),
@@ -112,7 +120,12 @@ pub struct RunArgs {
     pub options: RunOptions,
 
     /// Slurm's options, the workload and its arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        hide = true,
+        add = ArgValueCompleter::new(completion_values::slurm_option_or_path)
+    )]
     pub rest: Vec<OsString>,
 }
 

@@ -10,6 +10,9 @@ pub mod survey;
 
 use std::process::ExitCode;
 
+use clap_complete::engine::ArgValueCandidates;
+
+use crate::completion_values;
 use report::DoctorReport;
 
 /// The command line of `coracle doctor`.
@@ -29,7 +32,7 @@ pub struct DoctorArgs {
     ///
     /// Login nodes and compute nodes often differ in kernel and settings; pods run on the latter. This asks Slurm for one
     /// node for a moment, and waits in the queue if none is free.
-    #[arg(short, long, value_name = "PARTITION")]
+    #[arg(short, long, value_name = "PARTITION", add = ArgValueCandidates::new(completion_values::partitions))]
     partition: Option<String>,
 
     /// Print the findings as JSON

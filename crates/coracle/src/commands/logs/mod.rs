@@ -16,9 +16,11 @@ use console::{Failure, FailureCode};
 use std::process::ExitCode;
 
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 use control_plane::ControlPlaneComponent;
 
 use self::local::LocalCluster;
+use crate::completion_values;
 use cluster::carry;
 
 /// The component name, or its prefix in `kubelet/NODE`, that selects agents.
@@ -39,7 +41,7 @@ pub struct LogsArgs {
     #[arg(short = 'n', long, value_name = "LINES")]
     pub tail: Option<usize>,
     /// The job of the cluster, if you have several
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", add = ArgValueCandidates::new(completion_values::cluster_jobs))]
     pub job: Option<u32>,
     /// Search this host only
     #[arg(long, hide = true)]
