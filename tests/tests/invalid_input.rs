@@ -362,8 +362,7 @@ fn unknown_option_is_named() {
     }
     fails_outside(&lab, &["--pod-cdir=10.0.0.0/8", "true"], 64)
         .stderr_has(&["did you mean --pod-cidr?"]);
-    fails_outside(&lab, &["--pod-cidr=foo", "true"], 64)
-        .stderr_has(&["--pod-cidr=100.64.0.0/11"]);
+    fails_outside(&lab, &["--pod-cidr=foo", "true"], 64).stderr_has(&["--pod-cidr=100.64.0.0/11"]);
     lab.assert_nothing_left();
 }
 

@@ -141,6 +141,9 @@ pub struct RunOptions {
     /// The release of Kubernetes to use, or a directory of releases [env: CORACLE_KUBERNETES]
     #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
+    /// Check the request, the manifests (with a temporary API server on this host) and the release, but start nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// Start the workload before the controllers (of Jobs, Deployments and the like) run, about a second sooner
     #[arg(long)]
     pub early: bool,
@@ -193,6 +196,10 @@ leaves nothing behind, when the workload ends, at the job's time limit, with sca
 Ctrl-C (twice for srun itself, unless it has the option -X). The exit code is the workload's;
 failures of Coracle itself have the codes 64 to 76 (docs/exit-codes.md).
 
+The command line, the release of Kubernetes and the manifests (syntax, structure, image names) are
+checked before a job is requested. --dry-run also asks Slurm whether it would accept the job, and
+applies the manifests to a temporary API server on this host, which has no nodes.
+
 Environment:
   CORACLE_KUBERNETES    as --kubernetes
   CORACLE_ROOTFS        overlay, fuse-overlayfs or copy: the method for root file systems of containers
@@ -204,4 +211,5 @@ Examples:
   srun -N2 coracle run kubectl get nodes
   coracle run -N4 --time=30 -p long job.yaml
   coracle run -N2 ./workload.sh input.dat
+  coracle run --dry-run -N2 app.yaml
   helm template chart/ | coracle run -N2 -";

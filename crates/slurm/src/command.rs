@@ -152,6 +152,21 @@ impl Slurm {
         Ok(())
     }
 
+    /// Asks whether Slurm would accept a job with these options of `srun`, without submitting it. Returns Slurm's estimate.
+    pub async fn test_request(&self, options: &[String]) -> Result<String, SlurmError> {
+        let options = options.iter().map(String::as_str);
+        let args: Vec<&str> = ["--test-only"]
+            .into_iter()
+            .chain(options)
+            .chain(["true"])
+            .collect();
+        let output = run(&self.srun, &args).await?;
+        if !output.status.success() {
+            return Err(classify("srun", Some(output.status), &output.stderr));
+        }
+        Ok(parse_test_estimate(&output.stderr).to_owned())
+    }
+
     /// Why a job is pending; `None` if it is not.
     pub async fn pending_job(&self, job: u32) -> Result<Option<PendingJob>, SlurmError> {
         let jobs = format!("--jobs={job}");
@@ -175,6 +190,13 @@ impl Slurm {
             .success(&self.sinfo)?;
         Ok(parse_partitions(&stdout))
     }
+}
+
+/// The resources in `srun: Job 1 to start at 1794946176 using 2 processors on nodes node[1-2] in partition main`.
+fn parse_test_estimate(stderr: &str) -> &str {
+    let line = stderr.lines().find(|line| line.contains(" to start at "));
+    line.and_then(|line| line.split_once(" using "))
+        .map_or("", |(_, resources)| resources.trim())
 }
 
 /// `KillWait                = 30 sec`
@@ -314,6 +336,16 @@ mod tests {
         ] {
             assert_eq!(parse_kill_wait(invalid), None, "{invalid}");
         }
+    }
+
+    #[test]
+    fn estimate_of_test_request_is_parsed() {
+        let line = "srun: Job 1 to start at 1794946176 using 2 processors on nodes node[1-2] in partition main\n";
+        assert_eq!(
+            parse_test_estimate(line),
+            "2 processors on nodes node[1-2] in partition main"
+        );
+        assert_eq!(parse_test_estimate("srun: other"), "");
     }
 
     #[test]

@@ -114,6 +114,7 @@ fn merge(options: &mut RunOptions, late: RunOptions) {
     options.verbose |= late.verbose;
     options.report_end |= late.report_end;
     options.early |= late.early;
+    options.dry_run |= late.dry_run;
     options.pods_as_steps |= late.pods_as_steps;
     options.logs = late.logs.or(options.logs.take());
     options.kubernetes = late.kubernetes.or(options.kubernetes.take());

@@ -2,6 +2,7 @@
 //! the workload's.
 
 use console::{Failure, FailureCode};
+use std::io::{Seek, Write};
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::Context;
@@ -35,9 +36,16 @@ pub struct Srun {
 }
 
 impl Srun {
-    /// Starts an srun that inherits standard input and output.
-    pub fn start(slurm: &Slurm, invocation: &Invocation) -> anyhow::Result<Self> {
+    /// Starts an srun that inherits standard output, and standard input unless `stdin` is given.
+    pub fn start(
+        slurm: &Slurm,
+        invocation: &Invocation,
+        stdin: Option<&[u8]>,
+    ) -> anyhow::Result<Self> {
         let mut command = invocation.command();
+        if let Some(text) = stdin {
+            command.stdin(file_with(text).context("cannot keep standard input in a file")?);
+        }
         linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::TERM);
         Self::spawn(slurm, invocation, command, None)
     }
@@ -250,6 +258,14 @@ fn job_ended_early(message: &str) -> Failure {
         format!("the job ended before the workload did: {message}"),
     )
     .with_hint("`sacct -X` shows how the job ended; run it again, without that node (--exclude) if it does not come back")
+}
+
+/// An unnamed file with these contents, at its beginning.
+fn file_with(text: &[u8]) -> std::io::Result<std::fs::File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(text)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// Waits for srun. Forwards termination signals as SIGINT, which srun passes on to the leader.

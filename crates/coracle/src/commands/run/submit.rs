@@ -30,13 +30,19 @@ struct SubmitRequest<'a> {
     /// An existing job and its first node.
     within: Option<(u32, &'a str)>,
     bundle: Arc<CarryBundle>,
+    /// Manifests from standard input, which have been read and checked already.
+    stdin: Option<Vec<u8>>,
 }
 
 /// Submits a new job with the user's options.
-pub async fn new_job(settings: &RunSettings, workload: &Workload) -> anyhow::Result<ExitCode> {
+pub async fn new_job(
+    settings: &RunSettings,
+    workload: &Workload,
+    stdin: Option<Vec<u8>>,
+) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     slurm.ping().await.map_err(cluster::slurm_failure)?;
-    SubmitRequest::new(slurm, settings, workload, None)?
+    SubmitRequest::new(slurm, settings, workload, None, stdin)?
         .submit(wants_terminal(workload))
         .await
 }
@@ -46,6 +52,7 @@ pub async fn first_node(
     settings: &RunSettings,
     workload: &Workload,
     allocation: &Allocation,
+    stdin: Option<Vec<u8>>,
 ) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let first = allocation.nodes.first().ok_or_else(|| {
@@ -56,7 +63,7 @@ pub async fn first_node(
         .with_hint("the variables of another job seem to be set: `unset SLURM_JOB_ID`")
     })?;
     let within = Some((allocation.job_id, first.as_str()));
-    SubmitRequest::new(slurm, settings, workload, within)?
+    SubmitRequest::new(slurm, settings, workload, within, stdin)?
         .submit(wants_terminal(workload))
         .await
 }
@@ -67,15 +74,15 @@ impl<'a> SubmitRequest<'a> {
         settings: &'a RunSettings,
         workload: &Workload,
         within: Option<(u32, &'a str)>,
+        stdin: Option<Vec<u8>>,
     ) -> anyhow::Result<Self> {
-        // The node may have a release even if this host has none; otherwise its leader reports the error.
-        let release = Release::find(settings.options.kubernetes.as_deref()).ok();
-        let seed = release
-            .as_ref()
-            .and_then(|release| releases::seed::find(release, &settings.options.service_cidr));
+        // A node may have a release that this host does not see, but mostly the user has not installed one, and would wait in the
+        // queue to learn that. `srun coracle run` uses the node's release.
+        let release = Release::find(settings.options.kubernetes.as_deref())?;
+        let seed = releases::seed::find(&release, &settings.options.service_cidr);
         let bundle = CarryBundle {
             program: std::env::current_exe().context("cannot find our own program")?,
-            release: release.map(|release| Release {
+            release: Some(Release {
                 dir: std::path::absolute(&release.dir).unwrap_or(release.dir),
                 version: release.version,
             }),
@@ -88,6 +95,7 @@ impl<'a> SubmitRequest<'a> {
             settings,
             within,
             bundle: Arc::new(bundle),
+            stdin,
         })
     }
 
@@ -107,7 +115,7 @@ impl<'a> SubmitRequest<'a> {
         let args = settings.args_inside();
         let shell = file_check::start_command(&self.bundle.program, &needed, args);
         let invocation = self.shell_invocation(&shell, self.within, false);
-        let mut srun = Srun::start(&self.slurm, &invocation)?;
+        let mut srun = Srun::start(&self.slurm, &invocation, self.stdin.as_deref())?;
         let carry_on_request = async |line: &str| match file_check::parse_carry_request(line) {
             Some(request) => carry(&self.slurm, self.bundle.clone(), &request).await,
             None => Ok(()),
