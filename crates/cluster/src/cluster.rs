@@ -15,7 +15,7 @@ use control_plane::{
     ClusterConfig, ClusterKeys, ClusterPki, ClusterStorage, ControlPlaneEvent, KeysError,
 };
 use releases::Release;
-use slurm::{Allocation, JobDetail, Slurm, SlurmError};
+use slurm::{Allocation, JobDetail, NodeShare, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -24,7 +24,7 @@ use crate::control_plane::ControlPlaneProcess;
 use crate::enrolment::{EnrolmentListener, NodeEvent, SharedNodeConfig, unix_time};
 use crate::grace::GracePeriods;
 use crate::node_plan::NodePlanner;
-use crate::{carry, objects, slurm_failure, token};
+use crate::{carry, node_resources, objects, slurm_failure, token};
 
 /// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
@@ -106,6 +106,8 @@ pub struct Cluster {
     membership: ClusterMembership,
     planner: NodePlanner,
     seeded: bool,
+    /// The resources of the nodes with which it started.
+    shares: Vec<NodeShare>,
     pki: Arc<ClusterPki>,
     enrolment: Arc<EnrolmentListener>,
     starter: AgentStarter,
@@ -230,6 +232,7 @@ impl Cluster {
             membership: options.membership,
             planner,
             seeded,
+            shares: detail.nodes,
             pki,
             enrolment,
             starter,
@@ -265,11 +268,14 @@ impl Cluster {
             Ok(result) => result?,
             Err(_) => return Err(self.start_timed_out(timeout).into()),
         }
-        phases.finish(&format!(
-            "cluster {} with {} is ready",
-            self.name,
-            count_nodes(total)
-        ));
+        let resources = node_resources::describe(&self.shares);
+        phases.finish(
+            &format!("cluster {} with {} is ready", self.name, count_nodes(total)),
+            &resources,
+        );
+        if let Some(hint) = node_resources::hint(&self.shares) {
+            print_stderr(format_args!("coracle: {hint}"));
+        }
         Ok(())
     }
 

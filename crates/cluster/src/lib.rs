@@ -14,6 +14,7 @@ mod control_plane;
 pub mod enrolment;
 mod grace;
 mod node_plan;
+mod node_resources;
 mod objects;
 mod seed;
 mod temporary_control_plane;
