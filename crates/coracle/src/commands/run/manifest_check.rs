@@ -72,7 +72,9 @@ fn check_sources(sources: &[(String, Vec<u8>)]) -> Result<(), Failure> {
         FailureCode::BadManifest,
         format!("the manifests are invalid\n{}", list.join("\n")),
     )
-    .with_hint("no job was requested; `coracle run --dry-run` asks an API server about the rest"))
+    .with_hint(
+        "correct these lines; `coracle run --dry-run` then asks an API server about the rest",
+    ))
 }
 
 /// All manifests below a directory. Links to directories are not followed, as by kubectl.
