@@ -263,7 +263,7 @@ printf 'root:x:0:\nnogroup:x:65534:\n' > etc/group
 echo 'deb [trusted=yes] file:/srv/repo ./' > etc/apt/sources.list
 mkdir -p package/DEBIAN package/opt
 printf 'Package: hello-coracle\nVersion: 1\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: prints hello\n' > package/DEBIAN/control
-printf '#!/bin/sh\nchown 33:44 /opt/hello && mknod /opt/device c 1 3\n' > package/DEBIAN/postinst
+printf '#!/bin/sh\nchown 33:44 /opt/hello\n' > package/DEBIAN/postinst
 chmod 755 package package/opt package/DEBIAN package/DEBIAN/postinst
 echo hello > package/opt/hello
 dpkg-deb --build package srv/repo/hello.deb > /dev/null
@@ -286,6 +286,7 @@ fn packages_can_be_installed_with_a_single_id() {
     works apt-get install --yes hello-coracle
     is installed hello "$(cat /opt/hello)"
     is status 'install ok installed' "$(dpkg-query --show --showformat '${Status}' hello-coracle)"
+    is 'device' "mknod: /opt/device: Operation not permitted" "$(mknod /opt/device c 1 3 2>&1)"
     works apt-get remove --yes hello-coracle
     fails cat /opt/hello
     "#;

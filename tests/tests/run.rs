@@ -176,6 +176,15 @@ fn slurm_options_inside_a_job_cause_a_warning() {
         .run()
         .succeeded();
     output.stderr_has(&["already inside job", "no effect: -N7"]);
+    // One task prints it, and salloc's shell too.
+    for script in [
+        "srun -N2 coracle run -N7 true",
+        "salloc --quiet -N1 coracle run -N7 true",
+    ] {
+        let output = lab.sh(script).run().succeeded();
+        let count = output.stderr.matches("no effect: -N7").count();
+        assert_eq!(count, 1, "{script}{output}");
+    }
     lab.assert_nothing_left();
 }
 

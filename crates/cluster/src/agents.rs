@@ -226,8 +226,11 @@ impl AgentStarter {
     /// Starts `srun`. With a `copy`, a shell on each node receives the program; else the agents start from the program's path.
     fn spawn_srun(&self, nodes: &[String], copy: Option<&ProgramStream>) -> std::io::Result<Child> {
         let mut args = ["internal".to_owned(), "node".to_owned()].to_vec();
+        let mut variable = None;
         if let Some(program) = copy {
-            args = script::run_args(AGENT_FAILED, program, &args);
+            let shell = script::run_command(AGENT_FAILED, program, &args);
+            variable = Some(shell.variable());
+            args = shell.args;
         }
         let step = AgentStep {
             job_id: self.job,
@@ -241,7 +244,8 @@ impl AgentStarter {
             name: "coracle-node",
         };
         let names = slurm::environment_names();
-        let invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
+        let mut invocation = step.invocation(&self.slurm, names.iter().map(String::as_str));
+        invocation.env_set.extend(variable);
         tracing::debug!(command = invocation.display(), "starting agents");
         let mut command = invocation.command();
         command

@@ -15,7 +15,7 @@ use control_plane::{
     ClusterConfig, ClusterKeys, ClusterPki, ClusterStorage, ControlPlaneEvent, KeysError,
 };
 use releases::Release;
-use slurm::{Allocation, JobDetail, Slurm, SlurmError};
+use slurm::{Allocation, JobDetail, NodeShare, Slurm, SlurmError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -26,7 +26,7 @@ use crate::enrolment::{
 };
 use crate::grace::GracePeriods;
 use crate::node_plan::{NodePlan, NodePlanner};
-use crate::{carry, objects, slurm_failure, token};
+use crate::{carry, node_resources, objects, slurm_failure, token};
 
 /// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
@@ -110,6 +110,8 @@ pub struct Cluster {
     membership: ClusterMembership,
     planner: NodePlanner,
     seeded: bool,
+    /// The resources of the nodes with which it started.
+    shares: Vec<NodeShare>,
     pki: Arc<ClusterPki>,
     enrolment: Arc<EnrolmentListener>,
     starter: AgentStarter,
@@ -215,6 +217,7 @@ impl Cluster {
             membership: options.membership,
             planner,
             seeded,
+            shares: detail.nodes,
             pki,
             enrolment,
             starter,
@@ -250,11 +253,14 @@ impl Cluster {
             Ok(result) => result?,
             Err(_) => return Err(self.start_timed_out(timeout).into()),
         }
-        phases.finish(&format!(
-            "cluster {} with {} is ready",
-            self.name,
-            count_nodes(total)
-        ));
+        let resources = node_resources::describe(&self.shares);
+        phases.finish(
+            &format!("cluster {} with {} is ready", self.name, count_nodes(total)),
+            &resources,
+        );
+        if let Some(hint) = node_resources::hint(&self.shares) {
+            print_stderr(format_args!("coracle: {hint}"));
+        }
         Ok(())
     }
 

@@ -14,8 +14,10 @@ mod control_plane;
 pub mod enrolment;
 mod grace;
 mod node_plan;
+mod node_resources;
 mod objects;
 mod seed;
+mod temporary_control_plane;
 pub mod token;
 
 pub use ::control_plane::{ClusterKeys, ClusterStorage};
@@ -25,6 +27,7 @@ pub use control_plane::ControlPlaneProcess;
 pub use grace::GracePeriods;
 pub use node_plan::NODE_PREFIX_LEN;
 pub use seed::ensure as ensure_seed;
+pub use temporary_control_plane::TemporaryControlPlane;
 
 use console::{Failure, FailureCode};
 

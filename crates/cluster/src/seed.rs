@@ -5,13 +5,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use console::Phases;
-use control_plane::port::ReservedPort;
-use control_plane::{ClusterConfig, ClusterPki, ClusterStorage, ControlPlaneEvent};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use releases::Release;
 
-use crate::{ControlPlaneProcess, carry, objects};
+use crate::{TemporaryControlPlane, carry, objects};
 
 /// Making a seed takes about five seconds.
 const SEED_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,37 +24,12 @@ pub async fn ensure(release: &Release, service_cidr: &str, phases: &mut Phases) 
 
 /// Boots a control plane on an empty store, waits for upstream's objects, and saves the store to `path`.
 async fn make(release: &Release, service_cidr: &str, path: &Path) -> anyhow::Result<()> {
-    let port = ReservedPort::new(0)?;
-    let pki = ClusterPki::new(10 * SEED_TIMEOUT)?;
-    let admin = pki.administrator()?;
-    let mut files = pki.files(vec!["127.0.0.1".to_owned()])?;
-    files.insert(
-        "tokens.csv".into(),
-        format!("{},nobody,1\n", crate::token::generate()?),
-    );
-    let config = ClusterConfig {
-        name: "seed".into(),
-        release: release.dir.clone(),
-        addresses: linux::address::host_addresses()?,
-        api_port: port.number(),
-        service_cidr: service_cidr.to_owned(),
-        pod_cidr: "100.64.0.0/11".to_owned(),
-        storage: ClusterStorage::Memory,
-        seed: None,
-        workload: None,
-        lowers_gogc: release.is_our_build(),
-        log_dir: None,
-        verbose: false,
-        files,
-        admin_kubeconfig: String::new(),
-    };
-    let mut control_plane = ControlPlaneProcess::start(config).await?;
+    // The store does not depend on the range of pods.
+    let pod_cidr = "100.64.0.0/11";
+    let control_plane = TemporaryControlPlane::start(release, service_cidr, pod_cidr, None).await?;
     let populated = tokio::time::timeout(SEED_TIMEOUT, async {
-        while control_plane.next_event().await? != ControlPlaneEvent::ApiServerResponds {}
-        let api = std::net::SocketAddr::from(([127, 0, 0, 1], port.number()));
-        let client = crate::client::connect(api, pki.cluster.cert_pem(), &admin).await?;
-        wait_for_bootstrap_objects(&client).await;
-        objects::create_rbac_objects(&client).await
+        wait_for_bootstrap_objects(&control_plane.client).await;
+        objects::create_rbac_objects(&control_plane.client).await
     });
     populated
         .await

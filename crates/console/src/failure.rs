@@ -8,7 +8,7 @@ use std::fmt;
 pub enum FailureCode {
     /// The command line is invalid.
     Usage = 64,
-    /// The API server refused the manifests.
+    /// The manifests are invalid, or the API server refused them.
     BadManifest = 65,
     /// The workload cannot be found or read.
     NoWorkload = 66,

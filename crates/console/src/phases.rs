@@ -62,13 +62,13 @@ impl Phases {
         }
     }
 
-    /// Prints `message` with the total time. Removes the spinner, because the terminal now belongs to the workload.
-    pub fn finish(&mut self, message: &str) {
+    /// Prints `message` with the total time, and `detail` unless it is empty. Removes the spinner, because the terminal now belongs to the
+    /// workload.
+    pub fn finish(&mut self, message: &str, detail: &str) {
         self.end();
-        self.print(&format!(
-            "{message} after {}",
-            seconds(self.began.elapsed())
-        ));
+        let time = seconds(self.began.elapsed());
+        let separator = if detail.is_empty() { "" } else { ": " };
+        self.print(&format!("{message} after {time}{separator}{detail}"));
         if let Some(spinner) = &self.spinner {
             spinner.finish_and_clear();
         }

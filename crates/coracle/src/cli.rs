@@ -4,14 +4,18 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 
+use crate::commands::completion::CompletionArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::image::ImageCommand;
 use crate::commands::kubeconfig::KubeconfigArgs;
 use crate::commands::kubectl::KubectlArgs;
 use crate::commands::kubernetes::KubernetesCommand;
 use crate::commands::logs::LogsArgs;
+use crate::commands::man::ManArgs;
 use crate::commands::shell::ShellArgs;
+use crate::completion_values;
 
 /// Real Kubernetes on the Slurm cluster you already have: no root, no administrator.
 #[derive(Debug, Parser)]
@@ -22,6 +26,8 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// Default range of pods, in the shared address space of RFC 6598, which HPC sites normally do not use.
+pub const DEFAULT_POD_CIDR: &str = "100.64.0.0/11";
 /// Default range of Services, in the shared address space of RFC 6598, which HPC sites normally do not use.
 pub const DEFAULT_SERVICE_CIDR: &str = "100.96.0.0/16";
 
@@ -54,6 +60,10 @@ pub enum Command {
     Kubeconfig(KubeconfigArgs),
     /// Show the logs of a running cluster's components
     Logs(LogsArgs),
+    /// Print the script for completion in bash, zsh or fish
+    Completion(CompletionArgs),
+    /// Print a manual page
+    Man(ManArgs),
     /// Roles that Coracle starts itself
     #[command(subcommand, hide = true)]
     Internal(InternalCommand),
@@ -120,7 +130,12 @@ pub struct RunArgs {
     pub options: RunOptions,
 
     /// Slurm's options, the workload and its arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        hide = true,
+        add = ArgValueCompleter::new(completion_values::slurm_option_or_path)
+    )]
     pub rest: Vec<OsString>,
 }
 
@@ -136,6 +151,9 @@ pub struct RunOptions {
     /// The release of Kubernetes to use, or a directory of releases [env: CORACLE_KUBERNETES]
     #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
+    /// Check the request, the manifests (with a temporary API server on this host) and the release, but start nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// Start the workload before the controllers (of Jobs, Deployments and the like) run, about a second sooner
     #[arg(long)]
     pub early: bool,
@@ -155,7 +173,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub start_timeout: u64,
     /// Addresses of pods
-    #[arg(long, value_name = "CIDR", default_value = "100.64.0.0/11")]
+    #[arg(long, value_name = "CIDR", default_value = DEFAULT_POD_CIDR)]
     pub pod_cidr: String,
     /// Addresses of services
     #[arg(long, value_name = "CIDR", default_value = DEFAULT_SERVICE_CIDR)]
@@ -192,6 +210,10 @@ leaves nothing behind, when the workload ends, at the job's time limit, with sca
 Ctrl-C (twice for srun itself, unless it has the option -X). The exit code is the workload's;
 failures of Coracle itself have the codes 64 to 76 (docs/exit-codes.md).
 
+The command line, the release of Kubernetes and the manifests (syntax, structure, image names) are
+checked before a job is requested. --dry-run also asks Slurm whether it would accept the job, and
+applies the manifests to a temporary API server on this host, which has no nodes.
+
 Environment:
   CORACLE_KUBERNETES    as --kubernetes
   CORACLE_ROOTFS        overlay, fuse-overlayfs or copy: the method for root file systems of containers
@@ -203,4 +225,5 @@ Examples:
   srun -N2 coracle run kubectl get nodes
   coracle run -N4 --time=30 -p long job.yaml
   coracle run -N2 ./workload.sh input.dat
+  coracle run --dry-run -N2 app.yaml
   helm template chart/ | coracle run -N2 -";

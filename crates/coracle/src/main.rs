@@ -1,7 +1,7 @@
 //! Coracle: real Kubernetes on a Slurm cluster, as an ordinary user.
 //!
-//! One binary contains every role. Users call `coracle run`, `coracle kubectl`, `coracle logs` and the other
-//! commands; Coracle itself starts `coracle internal …` on the nodes. This crate parses the command line, connects
+//! One binary contains every role. Users call `coracle run`, `coracle kubectl`, `coracle logs` and the other commands; Coracle itself
+//! starts `coracle internal …` on the nodes. This crate parses the command line, connects
 //! the other crates and reports to the user; it leaves all else to them. docs/architecture.md shows the processes.
 //!
 //! Start reading at `commands/run/leader.rs` (a cluster's leader), `roles/node/` (a node's agent) and `roles/sandbox/` (a pod).
@@ -14,6 +14,7 @@ mod cgroup;
 mod cleanup;
 mod cli;
 mod commands;
+mod completion_values;
 mod exit;
 mod foreground_srun;
 mod guard;
@@ -34,16 +35,21 @@ use console::FailureCode;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::CompleteEnv;
 
 use crate::cli::{Cli, Command, InternalCommand};
-use crate::commands::{doctor, image, kubeconfig, kubectl, kubernetes, logs, run, shell};
+use crate::commands::{doctor, image, kubeconfig, kubectl, kubernetes, logs, man, run, shell};
 use crate::roles::{
     control_plane, free_layers, hub, hub_inside, janitor, node, pod_job, probe, receive, remove,
     sandbox,
 };
 
 fn main() -> ExitCode {
+    // If the shell asks for completions, this prints them and exits.
+    CompleteEnv::with_factory(Cli::command)
+        .var(completion_values::VARIABLE)
+        .complete();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return print_usage(&error),
@@ -64,6 +70,8 @@ fn main() -> ExitCode {
         Command::Kubectl(args) => kubectl::main(args),
         Command::Shell(args) => shell::main(args),
         Command::Kubeconfig(args) => kubeconfig::main(args),
+        Command::Completion(args) => commands::completion::main(args),
+        Command::Man(args) => man::main(args),
         Command::Internal(role) => match role {
             InternalCommand::ControlPlane => control_plane::main(),
             InternalCommand::FreeLayers { dir, low, age } => {

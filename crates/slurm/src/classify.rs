@@ -132,7 +132,8 @@ pub fn node_failure_message(stderr: &str) -> Option<String> {
 }
 
 /// Whether a Slurm program wrote this line: `srun: error: …`, `slurmstepd: error: …`, `scontrol: …`, `slurm_load_jobs error: …`.
-fn is_from_slurm(line: &str) -> bool {
+/// Lines that [`is_noise`] describes do not count.
+pub fn is_from_slurm(line: &str) -> bool {
     const SOURCES: &[&str] = &[
         "srun: ",
         "sbatch: ",

@@ -9,7 +9,8 @@ use tokio::process::Command;
 
 use crate::classify::classify;
 use crate::error::{SlurmError, sanitize};
-use crate::{JobDetail, Partition, SlurmVersion, parse_job_detail, parse_partitions};
+use crate::srun_options::SrunOptions;
+use crate::{JobDetail, Partition, PendingJob, SlurmVersion, parse_job_detail, parse_partitions};
 
 /// How long a command may run.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,6 +92,14 @@ impl Slurm {
         })
     }
 
+    /// The options of this `srun`, which include those of the site's SPANK plugins.
+    pub async fn srun_options(&self) -> Result<SrunOptions, SlurmError> {
+        let help = run(&self.srun, &["--help"]).await?.success(&self.srun)?;
+        let mut options = SrunOptions::built_in();
+        options.add_from_help(&help);
+        Ok(options)
+    }
+
     /// Checks that a controller answers; `Err(ControllerDown)` if none does. Takes one round trip.
     pub async fn ping(&self) -> Result<(), SlurmError> {
         let output = run(&self.scontrol, &["ping"]).await?;
@@ -143,6 +152,29 @@ impl Slurm {
         Ok(())
     }
 
+    /// Asks whether Slurm would accept a job with these options of `srun`, without submitting it. Returns Slurm's estimate.
+    pub async fn test_request(&self, options: &[String]) -> Result<String, SlurmError> {
+        let options = options.iter().map(String::as_str);
+        let args: Vec<&str> = ["--test-only"]
+            .into_iter()
+            .chain(options)
+            .chain(["true"])
+            .collect();
+        let output = run(&self.srun, &args).await?;
+        if !output.status.success() {
+            return Err(classify("srun", Some(output.status), &output.stderr));
+        }
+        Ok(parse_test_estimate(&output.stderr).to_owned())
+    }
+
+    /// Why a job is pending; `None` if it is not.
+    pub async fn pending_job(&self, job: u32) -> Result<Option<PendingJob>, SlurmError> {
+        let jobs = format!("--jobs={job}");
+        let args = ["--noheader", &jobs, crate::pending_job::SQUEUE_FORMAT];
+        let stdout = run(&self.squeue, &args).await?.success(&self.squeue)?;
+        Ok(crate::pending_job::parse_pending_job(&stdout))
+    }
+
     /// Our own running jobs that have a step of this name.
     pub async fn jobs_with_step(&self, name: &str) -> Result<Vec<u32>, SlurmError> {
         let stdout = run(&self.squeue, crate::step_list::SQUEUE_ARGS)
@@ -158,6 +190,13 @@ impl Slurm {
             .success(&self.sinfo)?;
         Ok(parse_partitions(&stdout))
     }
+}
+
+/// The resources in `srun: Job 1 to start at 1794946176 using 2 processors on nodes node[1-2] in partition main`.
+fn parse_test_estimate(stderr: &str) -> &str {
+    let line = stderr.lines().find(|line| line.contains(" to start at "));
+    line.and_then(|line| line.split_once(" using "))
+        .map_or("", |(_, resources)| resources.trim())
 }
 
 /// `KillWait                = 30 sec`
@@ -297,6 +336,16 @@ mod tests {
         ] {
             assert_eq!(parse_kill_wait(invalid), None, "{invalid}");
         }
+    }
+
+    #[test]
+    fn estimate_of_test_request_is_parsed() {
+        let line = "srun: Job 1 to start at 1794946176 using 2 processors on nodes node[1-2] in partition main\n";
+        assert_eq!(
+            parse_test_estimate(line),
+            "2 processors on nodes node[1-2] in partition main"
+        );
+        assert_eq!(parse_test_estimate("srun: other"), "");
     }
 
     #[test]

@@ -165,10 +165,11 @@ fn hint_for_refusal(message: &str) -> Option<&'static str> {
         Some(
             "other steps of the job hold the resources (`squeue -s` lists them); a step started with `srun --overlap` holds none",
         )
+    } else if has("account") || has("qos") || has("association") {
+        // Before partitions: "Invalid account or account/partition combination specified".
+        Some("`sacctmgr show associations user=$USER` lists your accounts and QOS")
     } else if has("partition") {
         Some("`sinfo -s` lists the partitions")
-    } else if has("account") || has("qos") || has("association") {
-        Some("`sacctmgr show associations user=$USER` lists your accounts and QOS")
     } else if has("option") {
         Some("`srun --help` lists the options that this version of Slurm knows")
     } else if has("node configuration") || has("nodes are required") || has("node count") {
@@ -238,6 +239,11 @@ mod tests {
         assert_eq!(
             refused("invalid partition specified: nope"),
             Some("`sinfo -s` lists the partitions")
+        );
+        let account = "Unable to allocate resources: Invalid account or account/partition combination specified";
+        assert_eq!(
+            refused(account),
+            Some("`sacctmgr show associations user=$USER` lists your accounts and QOS")
         );
         assert_eq!(refused("something else"), None);
     }

@@ -10,6 +10,40 @@ use super::program_stream::{CARRY_BLOCK_SIZE, ProgramStream};
 
 /// The shell that runs it.
 pub const SHELL: &str = "/bin/sh";
+/// The variable with the script that [`SHELL`] evaluates. `srun` passes variables with this prefix on even with `--export=NONE`.
+const SCRIPT_VARIABLE: &str = "SLURM_CORACLE_SCRIPT";
+/// Evaluates the script. `ps` and `squeue` show this in place of a page of shell.
+const EVALUATE: &str = r#"eval "$SLURM_CORACLE_SCRIPT""#;
+
+/// A command of [`SHELL`] whose script is in its environment.
+#[derive(Debug, Clone)]
+pub struct ShellCommand {
+    /// The arguments of [`SHELL`].
+    pub args: Vec<String>,
+    script: String,
+}
+
+impl ShellCommand {
+    /// Runs `script` with the positional parameters `args`.
+    pub fn new(script: &str, args: impl IntoIterator<Item = String>) -> Self {
+        let fixed = ["-c", EVALUATE, "coracle"].map(str::to_owned);
+        Self {
+            args: fixed.into_iter().chain(args).collect(),
+            // The programs that the script executes do not need it.
+            script: format!("unset {SCRIPT_VARIABLE}\n{script}"),
+        }
+    }
+
+    /// The variable that the environment of the command must have.
+    pub fn variable(&self) -> (String, String) {
+        (SCRIPT_VARIABLE.to_owned(), self.script.clone())
+    }
+}
+
+/// Quotes a word for [`SHELL`].
+pub fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
 
 /// `make_dir` sets `$dir`; `receive_program BLOCKS DIGEST` writes `coracle.part` in `$at`. `refuse` reports the reason and removes
 /// `$dir`. Other users must not be able to rename any directory of the program's path, so `/tmp` itself is checked too.
@@ -81,49 +115,42 @@ pub fn functions(message_prefix: &'static str) -> String {
     format!("prefix='{message_prefix}' block={CARRY_BLOCK_SIZE}{FUNCTIONS}")
 }
 
-/// The arguments of [`SHELL`] that receive `program` and execute it with `args`. The program removes its directory.
-pub fn run_args(
+/// The command that receives `program` and executes it with `args`. The program removes its directory.
+pub fn run_command(
     message_prefix: &'static str,
     program: &ProgramStream,
     args: &[String],
-) -> Vec<String> {
-    let mut shell_args = receive_script_args(message_prefix, RUN, program);
-    shell_args.extend_from_slice(args);
-    shell_args
+) -> ShellCommand {
+    let mut parameters = stream_parameters(program);
+    parameters.extend_from_slice(args);
+    command(message_prefix, RUN, parameters)
 }
 
-/// The arguments of [`SHELL`] that receive `program`, and an archive after it, into `dir` on that node.
-pub fn receive_args(
+/// The command that receives `program`, and an archive after it, into `dir` on that node.
+pub fn receive_command(
     message_prefix: &'static str,
     program: &ProgramStream,
     dir: &Path,
-) -> Vec<String> {
-    let mut shell_args = receive_script_args(message_prefix, RECEIVE, program);
-    shell_args.push(dir.to_string_lossy().into_owned());
-    shell_args
+) -> ShellCommand {
+    let mut parameters = stream_parameters(program);
+    parameters.push(dir.to_string_lossy().into_owned());
+    command(message_prefix, RECEIVE, parameters)
 }
 
-/// The arguments of [`SHELL`] that execute the complete program in `dir` with `args`.
-pub fn start_args(message_prefix: &'static str, dir: &Path, args: &[String]) -> Vec<String> {
-    let mut shell_args = script_args(message_prefix, START);
-    shell_args.push(dir.to_string_lossy().into_owned());
-    shell_args.extend_from_slice(args);
-    shell_args
+/// The command that executes the complete program in `dir` with `args`.
+pub fn start_command(message_prefix: &'static str, dir: &Path, args: &[String]) -> ShellCommand {
+    let dir = dir.to_string_lossy().into_owned();
+    let parameters = std::iter::once(dir).chain(args.iter().cloned());
+    command(message_prefix, START, parameters.collect())
 }
 
-fn receive_script_args(
-    message_prefix: &'static str,
-    body: &str,
-    program: &ProgramStream,
-) -> Vec<String> {
-    let mut shell_args = script_args(message_prefix, body);
-    shell_args.extend([program.blocks().to_string(), program.digest().to_owned()]);
-    shell_args
+fn stream_parameters(program: &ProgramStream) -> Vec<String> {
+    vec![program.blocks().to_string(), program.digest().to_owned()]
 }
 
-fn script_args(message_prefix: &'static str, body: &str) -> Vec<String> {
+fn command(message_prefix: &'static str, body: &str, parameters: Vec<String>) -> ShellCommand {
     let script = format!("{}{body}", functions(message_prefix));
-    vec!["-c".to_owned(), script, "coracle".to_owned()]
+    ShellCommand::new(&script, parameters)
 }
 
 #[cfg(test)]
@@ -140,16 +167,16 @@ mod tests {
         tmp: &Path,
         path: &str,
         args: &[&str],
-        change: impl Fn(&mut Vec<String>, &mut Vec<u8>),
+        change: impl Fn(&mut ShellCommand, &mut Vec<u8>),
     ) -> Output {
         let program = ProgramStream::compress(File::open(path).unwrap()).unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let mut shell_args = run_args("error:", &program, &args);
-        shell_args[1] = shell_args[1].replace("/tmp", tmp.to_str().unwrap());
+        let mut command = run_command("error:", &program, &args);
+        command.script = command.script.replace("/tmp", tmp.to_str().unwrap());
         let mut stream = program.bytes().to_vec();
         stream.extend(b"for the program\n");
-        change(&mut shell_args, &mut stream);
-        let mut child = spawn(&shell_args);
+        change(&mut command, &mut stream);
+        let mut child = spawn(&command);
         let mut stdin = child.stdin.take().unwrap();
         // A shell that refuses the program closes the pipe.
         let _ = stdin.write_all(&stream);
@@ -157,9 +184,10 @@ mod tests {
         child.wait_with_output().unwrap()
     }
 
-    fn spawn(shell_args: &[String]) -> Child {
+    fn spawn(command: &ShellCommand) -> Child {
         Command::new(SHELL)
-            .args(shell_args)
+            .args(&command.args)
+            .envs([command.variable()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -172,9 +200,9 @@ mod tests {
         fs::set_permissions(path, Permissions::from_mode(0o700)).unwrap();
     }
 
-    fn unchanged(_: &mut Vec<String>, _: &mut Vec<u8>) {}
+    fn unchanged(_: &mut ShellCommand, _: &mut Vec<u8>) {}
 
-    fn assert_refused(tmp: &Path, reason: &str, change: impl Fn(&mut Vec<String>, &mut Vec<u8>)) {
+    fn assert_refused(tmp: &Path, reason: &str, change: impl Fn(&mut ShellCommand, &mut Vec<u8>)) {
         let output = receive_and_run(tmp, "/bin/cat", &[], change);
         assert_eq!(output.status.code(), Some(73), "{output:?}");
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -202,6 +230,18 @@ mod tests {
     }
 
     #[test]
+    fn command_line_is_short_and_script_is_not_inherited() {
+        let command = ShellCommand::new("echo \"$0 $1\"; env", ["a b".to_owned()]);
+        assert_eq!(command.args.join(" "), format!("-c {EVALUATE} coracle a b"));
+        let output = spawn(&command).wait_with_output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(stdout.starts_with("coracle a b\n"), "{stdout}");
+        assert!(!stdout.contains(SCRIPT_VARIABLE), "{stdout}");
+        assert!(EVALUATE.contains(SCRIPT_VARIABLE));
+        assert_eq!(quote("it's"), r"'it'\''s'");
+    }
+
+    #[test]
     fn program_reads_rest_of_stream() {
         let tmp = tempfile::tempdir().unwrap();
         let output = receive_and_run(tmp.path(), "/bin/cat", &["-"], unchanged);
@@ -215,8 +255,8 @@ mod tests {
         assert_refused(tmp.path(), "cannot unpack", |_, stream| {
             stream.truncate(5000)
         });
-        assert_refused(tmp.path(), "digest is wrong", |shell_args, _| {
-            shell_args[4] = "0".repeat(64);
+        assert_refused(tmp.path(), "digest is wrong", |command, _| {
+            command.args[4] = "0".repeat(64);
         });
     }
 
@@ -243,7 +283,7 @@ mod tests {
         let file = "/bin/dash";
         fs::write(dir.join("internal"), "readlink /proc/$$/exe\n").unwrap();
         let program = ProgramStream::compress(File::open(file).unwrap()).unwrap();
-        let mut child = spawn(&receive_args("error:", &program, &dir));
+        let mut child = spawn(&receive_command("error:", &program, &dir));
         let mut stdin = child.stdin.take().unwrap();
         let (first, rest) = program.bytes().split_at(5000);
         stdin.write_all(first).unwrap();
@@ -272,14 +312,14 @@ mod tests {
         private_dir(&dir);
         fs::copy("/bin/echo", dir.join(super::super::PROGRAM)).unwrap();
         let started = || {
-            let shell_args = start_args("error:", &dir, &["output".to_owned()]);
-            spawn(&shell_args).wait_with_output().unwrap()
+            let command = start_command("error:", &dir, &["output".to_owned()]);
+            spawn(&command).wait_with_output().unwrap()
         };
         let output = started();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "output\n");
         fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
         let program = ProgramStream::compress(File::open("/bin/cat").unwrap()).unwrap();
-        let received = spawn(&receive_args("error:", &program, &dir));
+        let received = spawn(&receive_command("error:", &program, &dir));
         for output in [started(), received.wait_with_output().unwrap()] {
             assert_eq!(output.status.code(), Some(73), "{output:?}");
             assert_eq!(String::from_utf8_lossy(&output.stdout), "");

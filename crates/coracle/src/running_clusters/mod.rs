@@ -13,6 +13,9 @@ mod remote;
 use console::{Failure, FailureCode};
 
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
+
+use crate::completion_values;
 
 pub use self::local::LocalCluster;
 pub use self::remote::{StepOutput, run_on_leader_node};
@@ -24,7 +27,7 @@ pub const NAME_VARIABLE: &str = "K8S_CLUSTER_NAME";
 #[derive(Debug, Clone, Default, Args)]
 pub struct ClusterSelector {
     /// The job of the cluster, if you have several
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", add = ArgValueCandidates::new(completion_values::cluster_jobs))]
     pub job: Option<u32>,
     /// The name of the cluster, if its job has several
     #[arg(long, value_name = "CLUSTER")]

@@ -98,9 +98,10 @@ async fn run_program(
             let copy = ProgramStream::of_this_program()
                 .await
                 .context("cannot read our own program")?;
-            let shell_args = script::run_args("error:", &copy, args);
-            let shell = Path::new(SHELL);
-            run_step(slurm, job, node, shell, &shell_args, Some(copy), output).await
+            let shell = script::run_command("error:", &copy, args);
+            let copy = Some((copy, shell.variable()));
+            let program = Path::new(SHELL);
+            run_step(slurm, job, node, program, &shell.args, copy, output).await
         }
         other => other,
     };
@@ -143,7 +144,7 @@ async fn run_step(
     node: &str,
     program: &Path,
     args: &[String],
-    copy: Option<ProgramStream>,
+    copy: Option<(ProgramStream, (String, String))>,
     output: StepOutput,
 ) -> Result<EndedStep, SlurmError> {
     let options = ["--chdir=/", "--quiet"].map(str::to_owned);
@@ -156,7 +157,9 @@ async fn run_step(
         name: STEP_NAME,
     };
     let names = slurm::environment_names();
-    let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    let mut invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    let (copy, variable) = copy.unzip();
+    invocation.env_set.extend(variable);
     let start_error = |source| foreground_srun::start_error(&invocation, source);
     let stdout = match output {
         StepOutput::Inherited => Stdio::inherit(),

@@ -144,5 +144,3 @@ pub const CLONE3: SystemCall = call(&[libc::SYS_clone3], &[435]);
 pub const PERSONALITY: SystemCall = call(&[libc::SYS_personality], &[136]);
 /// The arguments of i386's socketcall are in memory, which a filter cannot read; other runtimes allow it too.
 pub const SOCKET: SystemCall = call(&[libc::SYS_socket], &[359]);
-pub const MKNOD: SystemCall = call(&[libc::SYS_mknod], &[14]);
-pub const MKNODAT: SystemCall = call(&[libc::SYS_mknodat], &[297]);

@@ -10,7 +10,10 @@ pub mod survey;
 
 use std::process::ExitCode;
 
-use report::DoctorReport;
+use clap_complete::engine::ArgValueCandidates;
+
+use crate::completion_values;
+use report::{DoctorReport, ReportFormat};
 
 /// The command line of `coracle doctor`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +24,8 @@ Exit codes:
   69  Slurm is missing, does not respond, or refused (only with -p)
 
 Examples:
-  coracle doctor                  what this host offers
+  coracle doctor                  what this host lacks for Coracle
+  coracle doctor -v               all findings
   coracle doctor -p gpu           what a compute node of the partition gpu offers
   coracle doctor --json | jq '.findings[] | select(.status != \"ok\")'")]
 pub struct DoctorArgs {
@@ -29,10 +33,14 @@ pub struct DoctorArgs {
     ///
     /// Login nodes and compute nodes often differ in kernel and settings; pods run on the latter. This asks Slurm for one
     /// node for a moment, and waits in the queue if none is free.
-    #[arg(short, long, value_name = "PARTITION")]
+    #[arg(short, long, value_name = "PARTITION", add = ArgValueCandidates::new(completion_values::partitions))]
     partition: Option<String>,
 
-    /// Print the findings as JSON
+    /// Show all findings, not only what is missing or degraded
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
+
+    /// Print all findings as JSON
     ///
     /// One object: schema (1), coracle (version), host, podsCanRun, slurmUsable, and findings, each with id, area, title,
     /// status (ok, degraded, missing), found, with, without, and next where something can be done. Fields may be
@@ -52,7 +60,12 @@ async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         Some(partition) => remote::run_on_node(partition).await?,
         None => report_on_this_host().await,
     };
-    report.print(args.json)?;
+    report.print(match args.json {
+        true => ReportFormat::Json,
+        false => ReportFormat::Text {
+            verbose: args.verbose,
+        },
+    })?;
     Ok(ExitCode::from(u8::from(!report.pods_can_run)))
 }
 

@@ -30,8 +30,9 @@ pub async fn run_on_node(partition: &str) -> anyhow::Result<DoctorReport> {
             let copy = ProgramStream::of_this_program()
                 .await
                 .context("cannot read our own program")?;
-            let args = script::run_args("error:", &copy, &args);
-            attempt(&slurm, partition, Path::new(SHELL), &args, Some(copy)).await
+            let shell = script::run_command("error:", &copy, &args);
+            let copy = Some((copy, shell.variable()));
+            attempt(&slurm, partition, Path::new(SHELL), &shell.args, copy).await
         }
         other => other,
     }
@@ -43,9 +44,11 @@ async fn attempt(
     partition: &str,
     program: &Path,
     args: &[String],
-    copy: Option<ProgramStream>,
+    copy: Option<(ProgramStream, (String, String))>,
 ) -> Result<DoctorReport, SlurmError> {
-    let invocation = invocation(slurm, partition, program, args);
+    let mut invocation = invocation(slurm, partition, program, args);
+    let (copy, variable) = copy.unzip();
+    invocation.env_set.extend(variable);
     let start_error = |source| foreground_srun::start_error(&invocation, source);
     let mut child = foreground_srun::spawn(&invocation, copy, Stdio::piped())?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());

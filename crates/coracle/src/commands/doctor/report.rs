@@ -40,6 +40,18 @@ pub struct Finding {
     pub next: Option<String>,
 }
 
+/// The form of a printed report.
+#[derive(Debug, Clone, Copy)]
+pub enum ReportFormat {
+    /// For people.
+    Text {
+        /// Show findings that are in order too.
+        verbose: bool,
+    },
+    /// For programs.
+    Json,
+}
+
 /// All findings of one host. The help of `coracle doctor` documents the JSON form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -60,60 +72,42 @@ pub struct DoctorReport {
 
 impl DoctorReport {
     /// Writes the report to standard output.
-    pub fn print(&self, json: bool) -> anyhow::Result<()> {
+    pub fn print(&self, format: ReportFormat) -> anyhow::Result<()> {
         let mut stdout = std::io::stdout().lock();
-        let text = if json {
-            serde_json::to_string_pretty(self)? + "\n"
-        } else {
-            self.render(stdout.is_terminal() && colours_wanted())
+        let text = match format {
+            ReportFormat::Json => serde_json::to_string_pretty(self)? + "\n",
+            ReportFormat::Text { verbose } => {
+                self.render(verbose, stdout.is_terminal() && colours_wanted())
+            }
         };
         stdout.write_all(text.as_bytes())?;
         Ok(())
     }
 
-    /// Formats the report for people.
-    pub fn render(&self, colours: bool) -> String {
-        let paint = |code: &str, text: &str| {
-            if colours {
-                format!("\x1b[{code}m{text}\x1b[0m")
-            } else {
-                text.to_owned()
-            }
-        };
-        let mut text = format!(
-            "{}: {}\n",
-            paint("1", &printable(&self.host)),
-            self.verdict()
-        );
+    /// Formats the report for people: what is missing or degraded, and one line for the rest; all findings if `verbose`.
+    pub fn render(&self, verbose: bool, colours: bool) -> String {
+        let paint = Paint(colours);
+        let host = paint.apply("1", &printable(&self.host));
+        let mut text = format!("{host}: {}\n", self.verdict());
+        let is_shown = |finding: &&Finding| verbose || finding.status != FindingStatus::Ok;
         let mut area = "";
-        for finding in &self.findings {
+        for finding in self.findings.iter().filter(is_shown) {
             if finding.area != area {
                 area = &finding.area;
-                text.push_str(&format!(
-                    "\n{}\n",
-                    paint("1", &printable(area).to_uppercase())
-                ));
+                let heading = paint.apply("1", &printable(area).to_uppercase());
+                text.push_str(&format!("\n{heading}\n"));
             }
-            let (label, code) = match finding.status {
-                FindingStatus::Ok => ("ok", "32"),
-                FindingStatus::Degraded => ("degraded", "33"),
-                FindingStatus::Missing => ("missing", "31"),
-            };
-            // Pad before colouring, because escape sequences count as characters but have no width.
-            let label = paint(code, &format!("{label:<8}"));
-            text.push_str(&format!(
-                "  {label}  {:<21}  {}\n",
-                printable(&finding.title),
-                printable(&finding.found)
-            ));
-            let mut detail = |label: &str, value: &str, code: &str| {
-                let line = format!("{label:<10}  {}", printable(value));
-                text.push_str(&format!("              {}\n", paint(code, &line)));
-            };
-            detail("with it", &finding.with_it, "2");
-            detail("without it", &finding.without_it, "2");
-            if let Some(next) = &finding.next {
-                detail("next step", next, "36");
+            text.push_str(&render_finding(finding, paint));
+        }
+        if !verbose {
+            let hidden = self.findings.iter().filter(|finding| !is_shown(finding));
+            let titles: Vec<String> = hidden.map(|finding| printable(&finding.title)).collect();
+            if !titles.is_empty() {
+                let label = paint.apply("32", "ok");
+                text.push_str(&format!(
+                    "\n  {label}: {} (-v shows details)\n",
+                    titles.join(", ")
+                ));
             }
         }
         text
@@ -126,6 +120,45 @@ impl DoctorReport {
                 "pods can run here, but `coracle run` needs Slurm, which can't be used from here"
             }
             (false, _) => "pods can NOT run here; see what is missing below",
+        }
+    }
+}
+
+/// One finding: its line, its effect, and the next step if something can be done.
+fn render_finding(finding: &Finding, paint: Paint) -> String {
+    let (label, code, effect) = match finding.status {
+        FindingStatus::Ok => ("ok", "32", &finding.with_it),
+        FindingStatus::Degraded => ("degraded", "33", &finding.without_it),
+        FindingStatus::Missing => ("missing", "31", &finding.without_it),
+    };
+    // Pad before colouring, because escape sequences count as characters but have no width.
+    let label = paint.apply(code, &format!("{label:<8}"));
+    let mut text = format!(
+        "  {label}  {:<21}  {}\n",
+        printable(&finding.title),
+        printable(&finding.found)
+    );
+    let mut detail = |label: &str, value: &str, code: &str| {
+        let line = format!("{label:<9}  {}", printable(value));
+        text.push_str(&format!("              {}\n", paint.apply(code, &line)));
+    };
+    detail("effect", effect, "2");
+    if let Some(next) = &finding.next {
+        detail("next step", next, "36");
+    }
+    text
+}
+
+/// Colours text if the terminal shows colours.
+#[derive(Clone, Copy)]
+struct Paint(bool);
+
+impl Paint {
+    fn apply(self, code: &str, text: &str) -> String {
+        if self.0 {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
         }
     }
 }

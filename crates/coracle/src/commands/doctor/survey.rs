@@ -23,10 +23,7 @@ const PROBES: &[&str] = &[
     "process-namespace",
     "subordinate-ids",
     "fuse",
-    "tun",
     "bridge",
-    "nftables",
-    "seccomp",
 ];
 
 /// A directory and the file system under it.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use cluster::carry;
 use cluster::carry::archive::NeededFile;
-use cluster::carry::script::functions;
+use cluster::carry::script::{ShellCommand, functions, quote};
 
 /// Prefix of control lines: lines on standard error for the submitting host, not for the user.
 pub const CONTROL_PREFIX: &str = "coracle-control: ";
@@ -94,17 +94,15 @@ pub struct FileCheckResult {
     pub nodes: String,
 }
 
-/// The arguments of the shell that executes `coracle` with the arguments `args`: the file `program`, or a carried copy if the node
-/// does not see all of `needed`.
-pub fn start_args(program: &Path, needed: &[NeededFile], args: Vec<String>) -> Vec<String> {
-    let mut shell_args = script_args(START_SCRIPT, program, needed);
-    shell_args.extend(args);
-    shell_args
+/// The command that executes `coracle` with the arguments `args`: the file `program`, or a carried copy if the node does not see
+/// all of `needed`.
+pub fn start_command(program: &Path, needed: &[NeededFile], args: Vec<String>) -> ShellCommand {
+    command(START_SCRIPT, program, needed, args)
 }
 
-/// The arguments of the shell that only checks, and holds the job.
-pub fn report_args(program: &Path, needed: &[NeededFile]) -> Vec<String> {
-    script_args(REPORT_SCRIPT, program, needed)
+/// The command that only checks, and holds the job.
+pub fn report_command(program: &Path, needed: &[NeededFile]) -> ShellCommand {
+    command(REPORT_SCRIPT, program, needed, Vec::new())
 }
 
 /// Parses a control line that requests the archive.
@@ -152,15 +150,20 @@ fn job_and_node(text: &str) -> Option<(u32, String)> {
     Some((job.parse().ok()?, node.to_owned()))
 }
 
-fn script_args(body: &str, program: &Path, needed: &[NeededFile]) -> Vec<String> {
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    let script = format!("{}{CHECK_SCRIPT}{body}", functions("coracle: error:"));
-    let mut shell_args = vec!["-c".to_owned(), script, "coracle".to_owned(), text(program)];
+/// The files are parameters in the script, not on the command line, which `ps` shows.
+fn command(body: &str, program: &Path, needed: &[NeededFile], args: Vec<String>) -> ShellCommand {
+    let text = |path: &Path| quote(&path.to_string_lossy());
+    let mut parameters = text(program);
     for file in needed {
-        shell_args.extend([text(&file.path), file.size_and_mtime.clone()]);
+        parameters.push_str(&format!(
+            " {} {}",
+            text(&file.path),
+            quote(&file.size_and_mtime)
+        ));
     }
-    shell_args.push("--".to_owned());
-    shell_args
+    let functions = functions("coracle: error:");
+    let script = format!("set -- {parameters} -- \"$@\"\n{functions}{CHECK_SCRIPT}{body}");
+    ShellCommand::new(&script, args)
 }
 
 #[cfg(test)]
@@ -171,9 +174,10 @@ mod tests {
     use std::process::Command;
 
     fn sees(needed: &[NeededFile]) -> bool {
-        let shell_args = report_args(Path::new("/p"), needed);
+        let command = report_command(Path::new("/p"), needed);
         let output = Command::new(SHELL)
-            .args(shell_args)
+            .args(&command.args)
+            .envs([command.variable()])
             .env("SLURM_JOB_ID", "7")
             .env("SLURM_JOB_NODELIST", "node[1-2]")
             .env("SLURMD_NODENAME", "node1")
@@ -220,9 +224,11 @@ mod tests {
             path: echo.to_owned(),
             size_and_mtime: String::new(),
         }];
-        let shell_args = start_args(echo, &needed, args);
+        let shell = start_command(echo, &needed, args);
+        assert_eq!(shell.args[2..], ["coracle", "a b", "", "--"]);
         let mut command = Command::new(SHELL);
-        command.args(shell_args).env("SLURM_JOB_ID", "7");
+        command.args(&shell.args).envs([shell.variable()]);
+        command.env("SLURM_JOB_ID", "7");
         command.env("SLURMD_NODENAME", "node1");
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "a b  --\n");

@@ -33,7 +33,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// An object in kubectl's output.
 #[derive(Debug, Clone, Deserialize)]
-struct AppliedObject {
+pub struct AppliedObject {
     kind: String,
     metadata: Metadata,
 }
@@ -94,6 +94,19 @@ async fn apply(
     text: Option<&[u8]>,
     env: &Env,
 ) -> anyhow::Result<Vec<AppliedObject>> {
+    let applied = apply_with_retries(manifests, text, env).await?;
+    for object in &applied {
+        print_stderr(format_args!("coracle: {object} applied"));
+    }
+    Ok(applied)
+}
+
+/// Applies the manifests; `text` is standard input if they come from there.
+pub async fn apply_with_retries(
+    manifests: &Manifests,
+    text: Option<&[u8]>,
+    env: &Env,
+) -> anyhow::Result<Vec<AppliedObject>> {
     let mut attempt = 1;
     loop {
         match apply_once(manifests, text, env).await {
@@ -111,12 +124,7 @@ async fn apply(
                 )
                 .into());
             }
-            Ok(applied) => {
-                for object in &applied {
-                    print_stderr(format_args!("coracle: {object} applied"));
-                }
-                return Ok(applied);
-            }
+            Ok(applied) => return Ok(applied),
         }
     }
 }

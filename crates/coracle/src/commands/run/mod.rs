@@ -4,25 +4,34 @@
 //! all other tasks of the same `srun` it waits for a signal of the leader ([`waiting_tasks`]).
 
 mod addons;
+mod dry_run;
 mod file_check;
 mod leader;
+mod manifest_check;
+mod manifest_documents;
 mod manifests;
 mod metrics;
+mod networks;
+mod queue_watch;
 mod send_archive;
 mod settings;
+mod split_args;
 mod srun;
+mod srun_stderr;
 mod storage;
 mod submit;
 mod warning_events;
 mod workload;
 
 use console::{Failure, FailureCode, print_stderr};
+use std::io::Read;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use slurm::{Allocation, JobLocation};
 
 pub use self::settings::RunSettings;
-use self::workload::Workload;
+use self::workload::{Manifests, Workload};
 use crate::cli::RunArgs;
 use cluster::carry;
 
@@ -62,10 +71,31 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             "coracle: this starts another cluster inside of {enclosing}; its workload already has that one (kubectl uses it)"
         ));
     }
-    let Some(allocation) = Allocation::from_process_env().map_err(cluster::slurm_failure)? else {
-        return crate::block_on(submit::new_job(&settings, &workload));
+    if let Workload::Manifests(manifests) = &workload {
+        manifest_check::check(manifests)?;
+    }
+    let allocation = Allocation::from_process_env().map_err(cluster::slurm_failure)?;
+    let location = allocation.as_ref().map(|allocation| &allocation.location);
+    let submits = matches!(location, None | Some(JobLocation::OffNode));
+    // The leader reads standard input itself.
+    let stdin = if submits || settings.options.dry_run {
+        checked_stdin(&workload)?
+    } else {
+        None
     };
-    if !settings.slurm.is_empty() && allocation.location != JobLocation::OffNode {
+    if settings.options.dry_run {
+        if matches!(location, Some(JobLocation::Task { procid, .. }) if *procid > 0) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let in_job = allocation.is_some();
+        return crate::block_on(dry_run::run(&settings, &workload, in_job, stdin.as_deref()));
+    }
+    let Some(allocation) = allocation else {
+        return crate::block_on(submit::new_job(&settings, &workload, stdin));
+    };
+    let is_first_task =
+        !matches!(allocation.location, JobLocation::Task { procid, .. } if procid > 0);
+    if !settings.slurm.is_empty() && is_first_task {
         print_stderr(format_args!(
             "coracle: already inside job {}, so these Slurm options have no effect: {}",
             allocation.job_id,
@@ -74,7 +104,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
     match allocation.location {
         JobLocation::OffNode => {
-            crate::block_on(submit::first_node(&settings, &workload, &allocation))
+            crate::block_on(submit::first_node(&settings, &workload, &allocation, stdin))
         }
         JobLocation::Task { procid, .. } if procid > 0 => waiting_tasks::wait_for_end(&allocation),
         JobLocation::Task { .. } | JobLocation::Batch => {
@@ -92,4 +122,17 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
+}
+
+/// Reads and checks manifests from standard input.
+fn checked_stdin(workload: &Workload) -> anyhow::Result<Option<Vec<u8>>> {
+    if *workload != Workload::Manifests(Manifests::Stdin) {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    std::io::stdin()
+        .read_to_end(&mut text)
+        .context("cannot read manifests from standard input")?;
+    manifest_check::check_text(&text)?;
+    Ok(Some(text))
 }

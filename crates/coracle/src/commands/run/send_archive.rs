@@ -30,18 +30,19 @@ pub async fn carry(
     let program = ProgramStream::of_this_program()
         .await
         .context("cannot read our own program")?;
-    let args = script::receive_args("error:", &program, &to.dir);
+    let shell = script::receive_command("error:", &program, &to.dir);
     let options = ["--chdir=/", "--quiet"].map(str::to_owned);
     let submission = Submission {
         options: &options,
         within: Some((to.job, node)),
         program: Path::new(SHELL),
-        args: &args,
+        args: &shell.args,
         terminal: false,
         name: "coracle-carry",
     };
     let names = slurm::environment_names();
-    let invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    let mut invocation = submission.invocation(slurm, names.iter().map(String::as_str));
+    invocation.env_set.push(shell.variable());
     tracing::debug!(command = invocation.display(), "carrying the archive");
     // No kill_on_drop: the receiver cleans up when this end of the pipe closes.
     let mut child = tokio::process::Command::from(invocation.std_command())

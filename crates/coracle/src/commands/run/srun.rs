@@ -2,24 +2,25 @@
 //! the workload's.
 
 use console::{Failure, FailureCode};
+use std::io::{Seek, Write};
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::Context;
 use rustix::process::{Pid, Signal};
 use slurm::{Invocation, JobDetail, NodeOutcome, Slurm, SlurmError};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::file_check::{CONTROL_PREFIX, LeaderLocation, WORKLOAD_SUCCEEDED, parse_location};
+use super::file_check::LeaderLocation;
+use super::queue_watch;
+use super::srun_stderr::{self, StderrSummary};
 use crate::exit;
 
-/// Limit on the output that is kept: the tail of standard error, or the head of standard output.
-const MAX_KEPT_OUTPUT: usize = 16 * 1024;
-/// Prefix of every line that the leader prints.
-const LEADER_LINE_PREFIX: &str = "\ncoracle: ";
+/// Limit on the standard output that is read.
+const MAX_STDOUT: usize = 16 * 1024;
 
 /// A running `srun`.
 pub struct Srun {
@@ -34,25 +35,19 @@ pub struct Srun {
     control_lines: mpsc::UnboundedReceiver<String>,
 }
 
-/// A summary of standard error.
-#[derive(Debug, Default)]
-struct StderrSummary {
-    /// Its last [`MAX_KEPT_OUTPUT`].
-    tail: String,
-    /// Whether the leader printed a line.
-    has_leader_line: bool,
-    /// Where the leader runs, as the node reported.
-    leader: Option<LeaderLocation>,
-    /// Whether the leader reported that the workload exited with 0.
-    workload_succeeded: bool,
-}
-
 impl Srun {
-    /// Starts an srun that inherits standard input and output.
-    pub fn start(slurm: &Slurm, invocation: &Invocation) -> anyhow::Result<Self> {
+    /// Starts an srun that inherits standard output, and standard input unless `stdin` is given.
+    pub fn start(
+        slurm: &Slurm,
+        invocation: &Invocation,
+        stdin: Option<&[u8]>,
+    ) -> anyhow::Result<Self> {
         let mut command = invocation.command();
+        if let Some(text) = stdin {
+            command.stdin(file_with(text).context("cannot keep standard input in a file")?);
+        }
         linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::TERM);
-        Self::spawn(slurm, invocation, command)
+        Self::spawn(slurm, invocation, command, None)
     }
 
     /// Starts an srun that runs the leader in our terminal, where control lines cannot tell where that runs.
@@ -65,11 +60,7 @@ impl Srun {
         let mut command: Command = invocation.std_command().into();
         command.kill_on_drop(true);
         linux::process::set_death_signal_in_our_group(command.as_std_mut(), Signal::TERM);
-        let srun = Self::spawn(slurm, invocation, command)?;
-        Ok(Self {
-            leader: Some(leader),
-            ..srun
-        })
+        Self::spawn(slurm, invocation, command, Some(leader))
     }
 
     /// Starts an srun that runs until [`Srun::finish`] closes its standard input.
@@ -77,25 +68,35 @@ impl Srun {
         let mut command = invocation.command();
         linux::process::set_death_signal_in_new_group(command.as_std_mut(), Signal::TERM);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Self::spawn(slurm, invocation, command)
+        Self::spawn(slurm, invocation, command, None)
     }
 
-    fn spawn(slurm: &Slurm, invocation: &Invocation, mut command: Command) -> anyhow::Result<Self> {
+    fn spawn(
+        slurm: &Slurm,
+        invocation: &Invocation,
+        mut command: Command,
+        leader: Option<LeaderLocation>,
+    ) -> anyhow::Result<Self> {
         tracing::debug!(command = invocation.display(), "starting srun");
         // With a terminal, the tasks' output goes there, so only Slurm's own messages come through this pipe.
         command.stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start srun")?;
         let (control_sender, control_lines) = mpsc::unbounded_channel();
+        let (queue_sender, queued_jobs) = mpsc::unbounded_channel();
+        tokio::spawn(queue_watch::watch(slurm.clone(), queued_jobs));
         let stderr = child.stderr.take();
+        let job_runs = leader.is_some();
         let stderr = tokio::spawn(async move {
             match stderr {
-                Some(stderr) => relay(stderr, control_sender).await,
+                Some(stderr) => {
+                    srun_stderr::relay(stderr, job_runs, control_sender, queue_sender).await
+                }
                 None => StderrSummary::default(),
             }
         });
         Ok(Self {
             slurm: slurm.clone(),
-            leader: None,
+            leader,
             pipes: child.stdin.take().zip(child.stdout.take()),
             child,
             stderr,
@@ -138,7 +139,7 @@ impl Srun {
         let mut text = String::new();
         let reading = async {
             let mut chunk = [0; 1024];
-            while text.len() < MAX_KEPT_OUTPUT {
+            while text.len() < MAX_STDOUT {
                 let count = stdout.read(&mut chunk).await.unwrap_or_default();
                 if count == 0 {
                     break;
@@ -163,6 +164,7 @@ impl Srun {
     pub async fn finish(&mut self) {
         self.pipes = None;
         let _ = self.child.wait().await;
+        (&mut self.stderr).await.unwrap_or_default().print_held();
     }
 
     /// Returns the workload's exit code, or an error if Slurm failed.
@@ -172,6 +174,20 @@ impl Srun {
         received: Option<Signal>,
     ) -> anyhow::Result<i32> {
         let stderr = (&mut self.stderr).await.unwrap_or_default();
+        let result = self.evaluate(status, received, &stderr).await;
+        let quotes_stderr = matches!(&result, Err(error) if error.is::<Failure>());
+        if !quotes_stderr {
+            stderr.print_held();
+        }
+        result
+    }
+
+    async fn evaluate(
+        &self,
+        status: ExitStatus,
+        received: Option<Signal>,
+        stderr: &StderrSummary,
+    ) -> anyhow::Result<i32> {
         let code = exit::of_child(status);
         if let Some(signal) = received
             && (!stderr.has_leader_line || code == exit::of_signal(Signal::INT))
@@ -180,7 +196,7 @@ impl Srun {
             return Ok(exit::of_signal(signal));
         }
         if !stderr.workload_succeeded
-            && let Some(message) = self.job_failure(status, &stderr).await
+            && let Some(message) = self.job_failure(status, stderr).await
         {
             return Err(job_ended_early(&message).into());
         }
@@ -244,6 +260,14 @@ fn job_ended_early(message: &str) -> Failure {
     .with_hint("`sacct -X` shows how the job ended; run it again, without that node (--exclude) if it does not come back")
 }
 
+/// An unnamed file with these contents, at its beginning.
+fn file_with(text: &[u8]) -> std::io::Result<std::fs::File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(text)?;
+    file.rewind()?;
+    Ok(file)
+}
+
 /// Waits for srun. Forwards termination signals as SIGINT, which srun passes on to the leader.
 async fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Option<Signal>)> {
     let mut signals = TerminationSignals::listen()?;
@@ -286,84 +310,6 @@ impl TerminationSignals {
 fn interrupt(child: &Child) {
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         let _ = rustix::process::kill_process(pid, Signal::INT);
-    }
-}
-
-/// Copies `from` to standard error, except for control lines.
-async fn relay(
-    mut from: impl AsyncRead + Unpin,
-    control_lines: mpsc::UnboundedSender<String>,
-) -> StderrSummary {
-    // A line break, so that the first line matches [`LEADER_LINE_PREFIX`] too.
-    let mut tail = vec![b'\n'];
-    let mut summary = StderrSummary::default();
-    let mut filter = ControlLineFilter::default();
-    let mut chunk = [0; 4096];
-    let mut own_stderr = tokio::io::stderr();
-    while let Ok(count) = from.read(&mut chunk).await {
-        let passed = if count == 0 {
-            filter.rest()
-        } else {
-            filter.filter(&chunk[..count], |line| {
-                if line.trim_end() == WORKLOAD_SUCCEEDED {
-                    summary.workload_succeeded = true;
-                } else if let Some(leader) = parse_location(&line) {
-                    summary.leader = Some(leader);
-                } else {
-                    let _ = control_lines.send(line);
-                }
-            })
-        };
-        let _ = own_stderr.write_all(&passed).await;
-        let _ = own_stderr.flush().await;
-        tail.extend_from_slice(&passed);
-        summary.has_leader_line |= String::from_utf8_lossy(&tail).contains(LEADER_LINE_PREFIX);
-        if tail.len() > 2 * MAX_KEPT_OUTPUT {
-            tail.drain(..tail.len() - MAX_KEPT_OUTPUT);
-        }
-        if count == 0 {
-            break;
-        }
-    }
-    summary.tail = String::from_utf8_lossy(&tail).into_owned();
-    summary
-}
-
-/// Filters lines that begin with [`CONTROL_PREFIX`] out of a stream, without delaying other bytes.
-#[derive(Debug, Default)]
-struct ControlLineFilter {
-    /// The beginning of a line that may be a control line.
-    pending: Vec<u8>,
-    /// In the middle of a line that is no control line.
-    passing: bool,
-}
-
-impl ControlLineFilter {
-    /// Returns the bytes to pass on; calls `on_control_line` with each control line.
-    fn filter(&mut self, bytes: &[u8], mut on_control_line: impl FnMut(String)) -> Vec<u8> {
-        let mut passed = Vec::with_capacity(bytes.len());
-        for &byte in bytes {
-            if self.passing {
-                passed.push(byte);
-                self.passing = byte != b'\n';
-                continue;
-            }
-            self.pending.push(byte);
-            let common = self.pending.len().min(CONTROL_PREFIX.len());
-            if self.pending[..common] != CONTROL_PREFIX.as_bytes()[..common] {
-                passed.append(&mut self.pending);
-                self.passing = byte != b'\n';
-            } else if byte == b'\n' {
-                on_control_line(String::from_utf8_lossy(&self.pending).into_owned());
-                self.pending.clear();
-            }
-        }
-        passed
-    }
-
-    /// An incomplete control line at the end of the stream.
-    fn rest(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.pending)
     }
 }
 
@@ -411,43 +357,6 @@ mod tests {
             );
             assert_eq!(failure(unknown, 0, ""), None);
             assert_eq!(failure(unknown, 1, words), None);
-        }
-    }
-
-    #[tokio::test]
-    async fn leader_location_is_read_from_control_lines() {
-        let text = "coracle-control: job 12 node1\ncoracle: ready\ncoracle-control: carry x\n";
-        let (sender, mut control_lines) = mpsc::unbounded_channel();
-        let summary = relay(text.as_bytes(), sender).await;
-        let leader = LeaderLocation {
-            job: 12,
-            node: "node1".to_owned(),
-        };
-        assert_eq!(summary.leader, Some(leader));
-        assert!(summary.has_leader_line && !summary.workload_succeeded);
-        // Only other control lines reach the caller.
-        assert_eq!(
-            control_lines.recv().await.as_deref(),
-            Some("coracle-control: carry x\n")
-        );
-    }
-
-    #[test]
-    fn only_control_lines_are_filtered() {
-        let text = "one\ncoracle-control: x\nco\n\ncoracle: two coracle-control: no\ncoracle-co";
-        // Independent of the chunk size.
-        for size in [1, 2, 7, 100] {
-            let (mut filter, mut passed, mut control_lines) =
-                (ControlLineFilter::default(), Vec::new(), Vec::new());
-            for chunk in text.as_bytes().chunks(size) {
-                passed.extend(filter.filter(chunk, |line| control_lines.push(line)));
-            }
-            passed.extend(filter.rest());
-            assert_eq!(
-                String::from_utf8(passed).unwrap(),
-                "one\nco\n\ncoracle: two coracle-control: no\ncoracle-co"
-            );
-            assert_eq!(control_lines, ["coracle-control: x\n"]);
         }
     }
 }

@@ -20,7 +20,7 @@ use super::srun::{Srun, TerminationSignals};
 use super::workload::Workload;
 use crate::exit;
 use cluster::carry::archive::CarryArchive;
-use cluster::carry::script::{self, SHELL};
+use cluster::carry::script::{self, SHELL, ShellCommand};
 use releases::Release;
 
 /// The parameters of the job or step.
@@ -30,13 +30,19 @@ struct SubmitRequest<'a> {
     /// An existing job and its first node.
     within: Option<(u32, &'a str)>,
     archive: Arc<CarryArchive>,
+    /// Manifests from standard input, which have been read and checked already.
+    stdin: Option<Vec<u8>>,
 }
 
 /// Submits a new job with the user's options.
-pub async fn new_job(settings: &RunSettings, workload: &Workload) -> anyhow::Result<ExitCode> {
+pub async fn new_job(
+    settings: &RunSettings,
+    workload: &Workload,
+    stdin: Option<Vec<u8>>,
+) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     slurm.ping().await.map_err(cluster::slurm_failure)?;
-    SubmitRequest::new(slurm, settings, workload, None)?
+    SubmitRequest::new(slurm, settings, workload, None, stdin)?
         .submit(wants_terminal(workload))
         .await
 }
@@ -46,6 +52,7 @@ pub async fn first_node(
     settings: &RunSettings,
     workload: &Workload,
     allocation: &Allocation,
+    stdin: Option<Vec<u8>>,
 ) -> anyhow::Result<ExitCode> {
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let first = allocation.nodes.first().ok_or_else(|| {
@@ -56,7 +63,7 @@ pub async fn first_node(
         .with_hint("the variables of another job seem to be set: `unset SLURM_JOB_ID`")
     })?;
     let within = Some((allocation.job_id, first.as_str()));
-    SubmitRequest::new(slurm, settings, workload, within)?
+    SubmitRequest::new(slurm, settings, workload, within, stdin)?
         .submit(wants_terminal(workload))
         .await
 }
@@ -67,15 +74,15 @@ impl<'a> SubmitRequest<'a> {
         settings: &'a RunSettings,
         workload: &Workload,
         within: Option<(u32, &'a str)>,
+        stdin: Option<Vec<u8>>,
     ) -> anyhow::Result<Self> {
-        // The node may have a release even if this host has none; otherwise its leader reports the error.
-        let release = Release::find(settings.options.kubernetes.as_deref()).ok();
-        let seed = release
-            .as_ref()
-            .and_then(|release| releases::seed::find(release, &settings.options.service_cidr));
+        // A node may have a release that this host does not see, but mostly the user has not installed one, and would wait in the
+        // queue to learn that. `srun coracle run` uses the node's release.
+        let release = Release::find(settings.options.kubernetes.as_deref())?;
+        let seed = releases::seed::find(&release, &settings.options.service_cidr);
         let archive = CarryArchive {
             program: std::env::current_exe().context("cannot find our own program")?,
-            release: release.map(|release| Release {
+            release: Some(Release {
                 dir: std::path::absolute(&release.dir).unwrap_or(release.dir),
                 version: release.version,
             }),
@@ -88,6 +95,7 @@ impl<'a> SubmitRequest<'a> {
             settings,
             within,
             archive: Arc::new(archive),
+            stdin,
         })
     }
 
@@ -105,9 +113,9 @@ impl<'a> SubmitRequest<'a> {
         let mut settings = self.settings.clone();
         settings.options.report_end = true;
         let args = settings.args_inside();
-        let shell_args = file_check::start_args(&self.archive.program, &needed, args);
-        let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
-        let mut srun = Srun::start(&self.slurm, &invocation)?;
+        let shell = file_check::start_command(&self.archive.program, &needed, args);
+        let invocation = self.shell_invocation(&shell, self.within, false);
+        let mut srun = Srun::start(&self.slurm, &invocation, self.stdin.as_deref())?;
         let carry_on_request = async |line: &str| match file_check::parse_carry_request(line) {
             Some(request) => carry(&self.slurm, self.archive.clone(), &request).await,
             None => Ok(()),
@@ -118,8 +126,8 @@ impl<'a> SubmitRequest<'a> {
     /// The first step checks the files and holds the job; the second has the terminal.
     async fn submit_with_terminal(&self) -> anyhow::Result<i32> {
         let needed = self.archive.needed_files();
-        let shell_args = file_check::report_args(&self.archive.program, &needed);
-        let invocation = self.invocation(Path::new(SHELL), &shell_args, self.within, false);
+        let shell = file_check::report_command(&self.archive.program, &needed);
+        let invocation = self.shell_invocation(&shell, self.within, false);
         let mut holder = Srun::start_with_pipes(&self.slurm, &invocation)?;
         let check = match holder.read_stdout_until(file_check::parse_result).await? {
             Ok(result) => result,
@@ -132,24 +140,25 @@ impl<'a> SubmitRequest<'a> {
     }
 
     async fn run_in_terminal(&self, check: FileCheckResult) -> anyhow::Result<i32> {
-        let mut program = self.archive.program.as_path();
-        let mut args = self.settings.args_inside();
-        if let Some(dir) = check.dir {
-            let mut signals = TerminationSignals::listen()?;
-            program = Path::new(SHELL);
-            args = script::start_args("coracle: error:", &dir, &args);
-            let request = CarryRequest {
-                dir,
-                job: check.job,
-                node: check.node.clone(),
-            };
-            tokio::select! {
-                carried = carry(&self.slurm, self.archive.clone(), &request) => carried?,
-                signal = signals.next() => return Ok(exit::of_signal(signal)),
-            }
-        }
+        let args = self.settings.args_inside();
         let within = Some((check.job, check.node.as_str()));
-        let mut invocation = self.invocation(program, &args, within, true);
+        let mut invocation = match check.dir {
+            None => self.invocation(&self.archive.program, &args, within, true),
+            Some(dir) => {
+                let mut signals = TerminationSignals::listen()?;
+                let shell = script::start_command("coracle: error:", &dir, &args);
+                let request = CarryRequest {
+                    dir,
+                    job: check.job,
+                    node: check.node.clone(),
+                };
+                tokio::select! {
+                    carried = carry(&self.slurm, self.archive.clone(), &request) => carried?,
+                    signal = signals.next() => return Ok(exit::of_signal(signal)),
+                }
+                self.shell_invocation(&shell, within, true)
+            }
+        };
         // Without it, srun would set it to the leader's node alone.
         let nodes = ("SLURM_JOB_NODELIST".to_owned(), check.nodes);
         invocation.env_set.push(nodes);
@@ -159,6 +168,17 @@ impl<'a> SubmitRequest<'a> {
         };
         let mut srun = Srun::start_in_terminal(&self.slurm, &invocation, leader)?;
         srun.run(async |_| Ok(())).await
+    }
+
+    fn shell_invocation(
+        &self,
+        shell: &ShellCommand,
+        within: Option<(u32, &str)>,
+        terminal: bool,
+    ) -> slurm::Invocation {
+        let mut invocation = self.invocation(Path::new(SHELL), &shell.args, within, terminal);
+        invocation.env_set.push(shell.variable());
+        invocation
     }
 
     fn invocation(

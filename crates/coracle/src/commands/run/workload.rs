@@ -35,7 +35,7 @@ pub enum Manifests {
 }
 
 /// Limit on the depth of directories of manifests.
-const MAX_DEPTH: u32 = 16;
+pub const MAX_DEPTH: u32 = 16;
 
 impl Workload {
     /// Finds the workload and checks that it can be run.
@@ -216,7 +216,8 @@ pub fn is_manifest(path: &Path) -> bool {
     extension.is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension))
 }
 
-fn unreadable(path: &Path, error: io::Error) -> Failure {
+/// The error of a workload that cannot be read.
+pub fn unreadable(path: &Path, error: io::Error) -> Failure {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "check the path; relative ones start at the current directory",
         io::ErrorKind::PermissionDenied => "check its permissions",

@@ -1,4 +1,4 @@
-//! Findings about the requirements of pods: namespaces, subordinate ids, seccomp, cgroups.
+//! Findings about the requirements of pods: namespaces, subordinate ids, cgroups.
 
 use linux::probe::subid::SetuidHelper;
 
@@ -17,7 +17,6 @@ pub fn findings(survey: &Survey) -> Vec<Finding> {
         user_namespaces(survey),
         process_namespaces(survey),
         subordinate_ids(survey),
-        seccomp(survey),
         cgroups(survey),
         hidden_processes(survey),
     ]
@@ -147,23 +146,6 @@ fn subordinate_ids(survey: &Survey) -> Finding {
     template.degraded(found, next)
 }
 
-fn seccomp(survey: &Survey) -> Finding {
-    let template = FindingTemplate {
-        id: "seccomp-notification",
-        area: "pods",
-        title: "seccomp notification",
-        with_it: "connections between pods can be switched to the host's own sockets, at the host's speed",
-        without_it: "connections between pods stay on the overlay network, which is slower",
-    };
-    match probe_result(survey, "seccomp") {
-        Ok(detail) => template.ok(detail),
-        Err(detail) => template.degraded(
-            detail,
-            "start outside of a container: an outer filter may hold the only listener".to_owned(),
-        ),
-    }
-}
-
 fn cgroups(survey: &Survey) -> Finding {
     let template = FindingTemplate {
         id: "cgroup-delegation",
@@ -196,11 +178,11 @@ fn hidden_processes(survey: &Survey) -> Finding {
         id: "hidden-processes",
         area: "pods",
         title: "/proc of other users",
-        with_it: "other users of the node can't list your processes",
-        without_it: "other users can read command lines, as everywhere; Coracle never puts secrets there",
+        with_it: "other users may read command lines unless they are hidden; Coracle never puts secrets there",
+        without_it: "other users may read command lines; Coracle never puts secrets there",
     };
     match &survey.hidepid {
         Some(value) => template.ok(format!("hidden (hidepid={value})")),
-        None => template.ok("not hidden, which is usual"),
+        None => template.ok("visible to all users, as on most hosts"),
     }
 }

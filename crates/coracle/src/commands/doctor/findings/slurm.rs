@@ -106,12 +106,12 @@ fn job(survey: &Survey) -> Finding {
         id: "slurm-job",
         area: "slurm",
         title: "this shell",
-        with_it: "inside a job, `coracle run` uses the nodes of that job",
-        without_it: "outside of a job, `coracle run` asks Slurm for one, with the options given",
+        with_it: "inside a job, `coracle run` uses the nodes of that job; elsewhere it asks Slurm for nodes",
+        without_it: "`coracle run` asks Slurm for nodes",
     };
     match survey.slurm.job {
-        Some(id) => template.ok(format!("inside job {id}")),
-        None => template.ok("not inside a job"),
+        Some(id) => template.ok(format!("inside job {id}, whose nodes `coracle run` uses")),
+        None => template.ok("`coracle run` asks Slurm for nodes"),
     }
 }
 

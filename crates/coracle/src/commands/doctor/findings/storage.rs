@@ -171,8 +171,8 @@ fn shared_home(survey: &Survey) -> Finding {
         id: "shared-home",
         area: "storage",
         title: "home directory",
-        with_it: "downloaded images and Kubernetes itself are kept once for all nodes",
-        without_it: "each node fetches what it needs; nothing has to be shared",
+        with_it: "downloaded images and Kubernetes itself are kept there, once for all nodes that see it",
+        without_it: "each node fetches what it needs",
     };
     match &survey.home {
         Some(dir) => match &dir.file_system {
@@ -182,7 +182,7 @@ fn shared_home(survey: &Survey) -> Finding {
                     .to_owned(),
             ),
             Ok(fs) => template.ok(format!(
-                "{} ({}, {}, {} free)",
+                "{} ({}{}, {} free)",
                 dir.path.display(),
                 fs.kind,
                 sharing(fs.shared),
@@ -202,13 +202,13 @@ fn shared_program(survey: &Survey) -> Finding {
         id: "shared-program",
         area: "storage",
         title: "this program",
-        with_it: "compute nodes start it from there",
-        without_it: "a step carries a copy to each node where it is not visible",
+        with_it: "compute nodes that see it start it from there; a step carries a copy to the others",
+        without_it: "a step carries a copy to each node",
     };
     match &survey.program {
         Some(dir) => match &dir.file_system {
             Ok(fs) => template.ok(format!(
-                "in {} ({}, {})",
+                "in {} ({}{})",
                 dir.path.display(),
                 fs.kind,
                 sharing(fs.shared)
@@ -219,8 +219,9 @@ fn shared_program(survey: &Survey) -> Finding {
     }
 }
 
+/// Types of file systems that are not known to be shared are not mentioned: some sites share them by other means.
 fn sharing(shared: bool) -> &'static str {
-    if shared { "shared" } else { "local or unknown" }
+    if shared { ", shared by nodes" } else { "" }
 }
 
 fn size(bytes: u64) -> String {

@@ -7,6 +7,7 @@ use linux::probe::subid::{IdRange, SetuidHelper, SubordinateIds};
 use slurm::SlurmError;
 
 use super::make_report;
+use crate::commands::doctor::report::FindingStatus;
 use crate::commands::doctor::survey::{SlurmSurvey, Survey, SurveyedDir};
 
 fn directory(source: &'static str, path: &str, kind: &str, shared: bool) -> SurveyedDir {
@@ -30,10 +31,7 @@ fn probes(result: Result<&str, &str>) -> BTreeMap<&'static str, Result<String, S
         "process-namespace",
         "subordinate-ids",
         "fuse",
-        "tun",
         "bridge",
-        "nftables",
-        "seccomp",
     ];
     names
         .map(|name| (name, result.map(str::to_owned).map_err(str::to_owned)))
@@ -132,14 +130,36 @@ fn status_of(survey: &Survey, id: &str) -> String {
 fn good_host_report() {
     let report = make_report(&good());
     assert!(report.pods_can_run && report.slurm_usable);
-    insta::assert_snapshot!(report.render(false));
+    insta::assert_snapshot!(report.render(false, false));
+}
+
+#[test]
+fn verbose_report_shows_everything() {
+    let report = make_report(&good());
+    insta::assert_snapshot!(report.render(true, false));
 }
 
 #[test]
 fn bad_host_report() {
     let report = make_report(&bad());
     assert!(!report.pods_can_run && !report.slurm_usable);
-    insta::assert_snapshot!(report.render(false));
+    insta::assert_snapshot!(report.render(false, false));
+}
+
+/// Whoever reads `ok` must not read beside it that something is absent.
+#[test]
+fn nothing_is_ok_that_is_absent() {
+    for survey in [good(), bad()] {
+        for finding in make_report(&survey).findings {
+            if finding.status != FindingStatus::Ok {
+                continue;
+            }
+            for word in ["not ", "no ", "none", "n't", "unknown", "missing"] {
+                let found = &finding.found;
+                assert!(!found.contains(word), "{}: {found}", finding.id);
+            }
+        }
+    }
 }
 
 #[test]
@@ -159,7 +179,7 @@ fn pods_can_run_without_slurm() {
     assert!(report.pods_can_run && !report.slurm_usable);
     assert!(
         report
-            .render(false)
+            .render(false, false)
             .starts_with("node1: pods can run here, but `coracle run` needs Slurm")
     );
 }
