@@ -46,7 +46,8 @@ pub async fn run(
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
     let launch = async {
-        let options = cluster_options(&settings.options);
+        let has_program = matches!(workload, Workload::Program { .. });
+        let options = cluster_options(&settings.options, has_program);
         let seed = cluster::ensure_seed(&release, &options.service_cidr, &mut phases).await;
         Cluster::launch(&options, &allocation, &release, seed, slurm.clone()).await
     };
@@ -94,7 +95,7 @@ pub async fn run(
     result.map(exit::code)
 }
 
-fn cluster_options(options: &RunOptions) -> ClusterOptions {
+fn cluster_options(options: &RunOptions, has_program: bool) -> ClusterOptions {
     ClusterOptions {
         pod_cidr: options.pod_cidr.clone(),
         service_cidr: options.service_cidr.clone(),
@@ -103,6 +104,7 @@ fn cluster_options(options: &RunOptions) -> ClusterOptions {
         storage: ClusterStorage::Memory,
         keys: ClusterKeys::Generated,
         membership: ClusterMembership::Fixed,
+        has_program,
         verbose: options.verbose,
         log_dir: options.logs.clone(),
     }
