@@ -4,19 +4,23 @@
 //! all other tasks of the same `srun` it waits for a signal of the leader ([`waiting_tasks`]).
 
 mod addons;
+mod end_reason;
 mod file_check;
 mod leader;
 mod manifests;
 mod metrics;
+mod object_ref;
+mod pod_logs;
+mod progress;
 mod send_bundle;
 mod settings;
 mod srun;
 mod storage;
 mod submit;
-mod warning_events;
 mod workload;
 
 use console::{Failure, FailureCode, print_stderr};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use slurm::{Allocation, JobLocation};
@@ -45,6 +49,8 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Failure::new(FailureCode::Usage, format!("{error:#}"))
             .with_hint("correct the variable or unset it; `coracle run --help` lists them")
     })?;
+    settings.options.log_colour |=
+        std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     if let Some(releases) = carry::releases() {
         settings.options.kubernetes = Some(releases);
     }

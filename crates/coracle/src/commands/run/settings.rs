@@ -77,6 +77,7 @@ impl RunSettings {
         if options.pods_as_steps {
             args.push("--pods-as-steps".to_owned());
         }
+        args.extend(options.log_args());
         for (name, dir) in [("logs", &options.logs), ("kubernetes", &options.kubernetes)] {
             if let Some(dir) = dir {
                 args.push(format!("--{name}={}", dir.display()));
@@ -100,6 +101,7 @@ fn merge(options: &mut RunOptions, late: RunOptions) {
     options.report_end |= late.report_end;
     options.early |= late.early;
     options.pods_as_steps |= late.pods_as_steps;
+    options.merge_log_options(&late, &default);
     options.logs = late.logs.or(options.logs.take());
     options.kubernetes = late.kubernetes.or(options.kubernetes.take());
     if late.api_port != default.api_port {
@@ -196,8 +198,10 @@ fn split_args(rest: Vec<OsString>) -> anyhow::Result<SplitArgs> {
     Ok(split)
 }
 
-const OPTIONS_WITH_VALUE: [&str; 6] = [
+const OPTIONS_WITH_VALUE: [&str; 8] = [
     "logs",
+    "log-prefix",
+    "give-up-after",
     "kubernetes",
     "api-port",
     "start-timeout",
@@ -208,7 +212,14 @@ const OPTIONS_WITH_VALUE: [&str; 6] = [
 fn is_coracle_option(arg: &str) -> bool {
     matches!(
         arg,
-        "-v" | "--verbose" | "--early" | "--pods-as-steps" | "--report-end" | "-h" | "--help"
+        "-v" | "--verbose"
+            | "--early"
+            | "--pods-as-steps"
+            | "--no-logs"
+            | "--log-colour"
+            | "--report-end"
+            | "-h"
+            | "--help"
     ) || OPTIONS_WITH_VALUE.contains(&name_of(arg))
 }
 
