@@ -69,7 +69,8 @@ spec:
   - {name: main, image: IMAGE, command: [echo, claimed], volumeMounts: [{name: data, mountPath: /data}]}
 "#;
 
-/// Never ends. Its first probes fail. Prints lines while it terminates, the last one without a line break.
+/// Never ends. Its first probes fail. Prints lines while it terminates, the last one without a line break. It ignores further
+/// signals meanwhile: Slurm sends several to all processes of a job.
 const ENDLESS: &str = r#"
 apiVersion: apps/v1
 kind: Deployment
@@ -83,7 +84,7 @@ spec:
       containers:
       - name: main
         image: IMAGE
-        command: [sh, -c, "trap 'sleep 1; echo goodbye; printf end; exit 0' TERM; echo started; sleep 2; touch /tmp/ready; while true; do sleep 0.1; done"]
+        command: [sh, -c, "trap 'trap \"\" TERM; sleep 1; echo goodbye; printf end; exit 0' TERM; echo started; sleep 2; touch /tmp/ready; while true; do sleep 0.1; done"]
         readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 1}
 ---
 apiVersion: v1
