@@ -8,10 +8,11 @@ const WITH_PROGRAM: GracePeriods = GracePeriods {
     nodes: Duration::from_secs(6),
     control_plane: Duration::from_secs(5),
 };
-/// Used for manifests unless KillWait is shorter: 20 s in total. The pods are the workload.
+/// Used for manifests unless KillWait is shorter: 20 s in total. The pods are the workload; its own share is for the last lines of their
+/// logs and the summary, after the nodes have ended.
 const PODS_ONLY: GracePeriods = GracePeriods {
-    workload: Duration::ZERO,
-    nodes: Duration::from_secs(15),
+    workload: Duration::from_secs(3),
+    nodes: Duration::from_secs(12),
     control_plane: Duration::from_secs(5),
 };
 /// Reserved for the guard's clean-up and for Slurm to notice the end.
