@@ -113,6 +113,7 @@ fn options() -> ClusterOptions {
         storage: ClusterStorage::Memory,
         keys: ClusterKeys::Generated,
         membership: ClusterMembership::Changing,
+        has_program: true,
         verbose: false,
         log_dir: None,
     }

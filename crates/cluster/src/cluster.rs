@@ -74,6 +74,8 @@ pub struct ClusterOptions {
     pub keys: ClusterKeys,
     /// Whether its nodes may change.
     pub membership: ClusterMembership,
+    /// Whether a program runs beside the pods, which needs time to end before they do.
+    pub has_program: bool,
     /// Print the logs of components and agents.
     pub verbose: bool,
     /// The directory for the components' logs; memory otherwise.
@@ -152,7 +154,7 @@ impl Cluster {
         let (detail, kill_wait) =
             tokio::join!(slurm.job_detail(allocation.job_id), slurm.kill_wait());
         let detail = detail.map_err(slurm_failure)?;
-        let grace = GracePeriods::within_kill_wait(kill_wait.ok().flatten());
+        let grace = GracePeriods::within_kill_wait(kill_wait.ok().flatten(), options.has_program);
         let pki = ClusterPki::open(&options.keys, certificate_lifetime(&detail));
         let pki = Arc::new(pki.map_err(keys_failure)?);
         let admin = pki.administrator()?;
@@ -360,6 +362,13 @@ impl Cluster {
 
     fn is_fixed(&self) -> bool {
         self.membership == ClusterMembership::Fixed
+    }
+
+    /// The nodes that are lost at the moment.
+    pub fn lost_nodes(&self) -> Vec<String> {
+        let mut nodes: Vec<String> = self.lost.keys().cloned().collect();
+        nodes.sort();
+        nodes
     }
 
     /// The CAs of the cluster.

@@ -28,6 +28,8 @@ pub enum FailureCode {
     NotStarted = 75,
     /// The cluster broke while the workload ran.
     Broken = 76,
+    /// Pods could not run for the time of `--give-up-after`.
+    GaveUp = 77,
 }
 
 /// An error for the user: a message, a hint what to do next, and the exit code.

@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 
 use crate::commands::completion::CompletionArgs;
@@ -30,6 +31,9 @@ pub struct Cli {
 pub const DEFAULT_POD_CIDR: &str = "100.64.0.0/11";
 /// Default range of Services, in the shared address space of RFC 6598, which HPC sites normally do not use.
 pub const DEFAULT_SERVICE_CIDR: &str = "100.96.0.0/16";
+
+/// Registries and full nodes recover within minutes; a wrong name does not, and meanwhile the job's nodes are idle.
+const DEFAULT_GIVE_UP_AFTER: &str = "5m";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -145,9 +149,19 @@ pub struct RunOptions {
     /// Print the logs of the cluster's components
     #[arg(short, long)]
     pub verbose: bool,
-    /// Keep the components' logs in this directory
+    /// Keep the logs of components and, with manifests, of all containers in this directory (DIR/pods/NAMESPACE/POD/CONTAINER.log)
     #[arg(long, value_name = "DIR")]
     pub logs: Option<PathBuf>,
+    /// With manifests: do not print the logs of pods
+    #[arg(long)]
+    pub no_logs: bool,
+    /// With manifests: what each line of a log begins with, the names of pod and container or nothing
+    #[arg(long, value_name = "PREFIX", value_enum, default_value_t)]
+    pub log_prefix: LogPrefix,
+    /// With manifests: end the cluster with exit code 77 if a pod cannot run for so long, because its image cannot be pulled or no node
+    /// can take it (90s, 5m, 2h; 0 for never)
+    #[arg(long, value_name = "DURATION", default_value = DEFAULT_GIVE_UP_AFTER, value_parser = crate::settings::amount::duration)]
+    pub give_up_after: Duration,
     /// The release of Kubernetes to use, or a directory of releases [env: CORACLE_KUBERNETES]
     #[arg(long, value_name = "DIR")]
     pub kubernetes: Option<PathBuf>,
@@ -182,9 +196,52 @@ pub struct RunOptions {
     /// directory as /app, on nodes without an /app of their own)
     #[arg(long, value_name = "PATH=DIR")]
     pub node_path: Vec<String>,
+    /// Colour the prefixes of logs: the `coracle run` that submitted this one writes to a terminal
+    #[arg(long, hide = true)]
+    pub log_colour: bool,
     /// Report to the `coracle run` that submitted this one if the workload exits with 0
     #[arg(long, hide = true)]
     pub report_end: bool,
+}
+
+/// The beginning of each line of a pod's log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogPrefix {
+    /// POD/CONTAINER
+    #[default]
+    Pod,
+    /// Nothing
+    None,
+}
+
+impl RunOptions {
+    /// The arguments for these options' values about logs of pods.
+    pub fn log_args(&self) -> Vec<String> {
+        let mut args = Vec::new();
+        if self.no_logs {
+            args.push("--no-logs".to_owned());
+        }
+        if self.log_prefix == LogPrefix::None {
+            args.push("--log-prefix=none".to_owned());
+        }
+        if self.log_colour {
+            args.push("--log-colour".to_owned());
+        }
+        args.push(format!("--give-up-after={}s", self.give_up_after.as_secs()));
+        args
+    }
+
+    /// Takes over options about logs of pods that stand after Slurm's options and differ from the default.
+    pub fn merge_log_options(&mut self, late: &Self, default: &Self) {
+        self.no_logs |= late.no_logs;
+        self.log_colour |= late.log_colour;
+        if late.log_prefix != default.log_prefix {
+            self.log_prefix = late.log_prefix;
+        }
+        if late.give_up_after != default.give_up_after {
+            self.give_up_after = late.give_up_after;
+        }
+    }
 }
 
 /// Parses options of `coracle run` that come after Slurm's options.
@@ -201,14 +258,15 @@ WORKLOAD is one of
   a script or program  runs with KUBECONFIG set and kubectl on its PATH; for scripts written for
                        KSI also K8S_CLUSTER_NAME, K8S_CLUSTER_API, K8S_CLUSTER_API_TOKEN, K8S_PORT
   manifests            a .yaml, .yml or .json file, a directory, or - for standard input; coracle
-                       applies them, waits for their Jobs and Pods, and prints their logs
+                       applies them, prints the logs of their pods as they come, waits for their
+                       Jobs and Pods, and prints a summary
 
 Inside an allocation (srun, sbatch, salloc) the cluster has all of its nodes, and Slurm options
 have no effect. Outside, coracle requests an allocation with the given Slurm options, which are
 those of srun. The control plane and the workload run on the first node. The cluster ends, and
 leaves nothing behind, when the workload ends, at the job's time limit, with scancel or with
 Ctrl-C (twice for srun itself, unless it has the option -X). The exit code is the workload's;
-failures of Coracle itself have the codes 64 to 76 (docs/exit-codes.md).
+failures of Coracle itself have the codes 64 to 77 (docs/exit-codes.md).
 
 The command line, the release of Kubernetes and the manifests (syntax, structure, image names) are
 checked before a job is requested. --dry-run also asks Slurm whether it would accept the job, and

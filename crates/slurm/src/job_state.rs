@@ -102,7 +102,9 @@ impl From<&str> for JobState {
 pub enum JobReason {
     /// A node of the job failed.
     NodeDown,
-    /// Any other reason: `Resources`, `TimeLimit`, …
+    /// The job reached its time limit.
+    TimeLimit,
+    /// Any other reason: `Resources`, `Priority`, …
     Other(String),
 }
 
@@ -110,6 +112,7 @@ impl From<&str> for JobReason {
     fn from(text: &str) -> Self {
         match text {
             "NodeDown" => Self::NodeDown,
+            "TimeLimit" => Self::TimeLimit,
             other => Self::Other(other.to_owned()),
         }
     }

@@ -20,17 +20,22 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::RunSettings;
 use super::addons::Addons;
+use super::end_reason::{EndCause, describe_end};
 use super::file_check::WORKLOAD_SUCCEEDED;
 use super::manifests;
+use super::pod_logs::LogStyle;
+use super::progress::{ObservedWorkload, ProgressOptions, WorkloadOutcome};
 use super::settings::host_path_mappings;
 use super::workload::{Manifests, Workload, environment};
-use crate::cli::RunOptions;
+use crate::cli::{LogPrefix, RunOptions};
 use crate::exit;
 use crate::waiting_tasks;
 use releases::Release;
 
 /// Address space that upstream's components need. They use a tenth of it as memory.
 const MIN_ADDRESS_SPACE: u64 = 4 << 30;
+/// Time to delete volumes at the end. The rest of the time is the pods'.
+const MAX_VOLUMES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Debounce window for signals.
 const SIGNAL_DEBOUNCE: Duration = Duration::from_millis(500);
 
@@ -47,7 +52,8 @@ pub async fn run(
     let slurm = Slurm::find().map_err(cluster::slurm_failure)?;
     let release = Release::find(settings.options.kubernetes.as_deref())?;
     let launch = async {
-        let options = cluster_options(&settings.options)?;
+        let has_program = matches!(workload, Workload::Program { .. });
+        let options = cluster_options(&settings.options, has_program)?;
         let seed = cluster::ensure_seed(&release, &options.service_cidr, &mut phases).await;
         Cluster::launch(&options, &allocation, &release, seed, slurm.clone()).await
     };
@@ -65,12 +71,20 @@ pub async fn run(
         signal = signals.next_end() => Ok(Some(signal)),
     };
     let addons = match started {
-        Ok(None) => Some(Addons::start(&cluster, slurm, &allocation).await),
+        Ok(None) => Some(Addons::start(&cluster, slurm.clone(), &allocation).await),
         _ => None,
     };
+    let mut observed = None;
     let result = match started {
         Ok(None) => {
-            run_workload(&mut cluster, workload, carried_dir.as_deref(), &mut signals).await
+            let carried_dir = carried_dir.as_deref();
+            let context = WorkloadContext {
+                cluster: &mut cluster,
+                signals: &mut signals,
+                options: &settings.options,
+                observed: &mut observed,
+            };
+            run_workload(context, workload, carried_dir).await
         }
         Ok(Some(signal)) => Ok(exit::of_signal(signal)),
         Err(error) => Err(error),
@@ -81,9 +95,24 @@ pub async fn run(
         let _ = linux::process::kill_marked(&format!("{WORKLOAD_MARK}={mark}"));
         waiting_tasks::end_all(&allocation).await;
     }
-    let volumes_timeout = cluster.grace.nodes / 3;
+    let volumes_timeout = (cluster.grace.nodes / 3).min(MAX_VOLUMES_TIMEOUT);
+    let reason = match &observed {
+        Some((workload, cause)) => {
+            workload.begin_stop(cluster.grace.nodes).await;
+            let (cause, lost_nodes) = (cause.clone(), cluster.lost_nodes());
+            let job = allocation.job_id;
+            // Slurm may respond slowly, while the time to end is limited.
+            Some(tokio::spawn(async move {
+                describe_end(&cause, &lost_nodes, &slurm, job).await
+            }))
+        }
+        None => None,
+    };
     cluster
         .stop(async {
+            if let (Some((workload, _)), Some(reason)) = (observed, reason) {
+                workload.finish(reason.await.unwrap_or_default()).await;
+            }
             if let Some(addons) = addons {
                 addons.stop(volumes_timeout).await;
             }
@@ -95,7 +124,7 @@ pub async fn run(
     result.map(exit::code)
 }
 
-fn cluster_options(options: &RunOptions) -> Result<ClusterOptions, Failure> {
+fn cluster_options(options: &RunOptions, has_program: bool) -> Result<ClusterOptions, Failure> {
     Ok(ClusterOptions {
         host_path_mappings: host_path_mappings(options)?,
         pod_cidr: options.pod_cidr.clone(),
@@ -105,6 +134,7 @@ fn cluster_options(options: &RunOptions) -> Result<ClusterOptions, Failure> {
         storage: ClusterStorage::Memory,
         keys: ClusterKeys::Generated,
         membership: ClusterMembership::Fixed,
+        has_program,
         verbose: options.verbose,
         log_dir: options.logs.clone(),
     })
@@ -129,13 +159,22 @@ fn check_address_space() -> Result<(), Failure> {
     }
 }
 
+/// What the functions that run a workload need.
+struct WorkloadContext<'a> {
+    cluster: &'a mut Cluster,
+    signals: &'a mut LeaderSignals,
+    options: &'a RunOptions,
+    /// Receives the observer of manifests, which runs until the nodes have ended, and why they end.
+    observed: &'a mut Option<(ObservedWorkload, EndCause)>,
+}
+
 /// Runs the workload. If it was carried, it has been moved from `carried_dir`.
 async fn run_workload(
-    cluster: &mut Cluster,
+    context: WorkloadContext<'_>,
     workload: Workload,
     carried_dir: Option<&Path>,
-    signals: &mut LeaderSignals,
 ) -> anyhow::Result<i32> {
+    let cluster = &context.cluster;
     let dir = cluster.control_plane_dir()?;
     let workload = match carried_dir {
         Some(from) => workload.moved(from, &dir.workload()),
@@ -154,9 +193,9 @@ async fn run_workload(
     match workload {
         Workload::Program { program, args } => {
             let child = spawn(&program, &args, &env)?;
-            run_program(child, cluster, signals).await
+            run_program(child, context.cluster, context.signals).await
         }
-        Workload::Manifests(manifests) => run_manifests(&manifests, &env, cluster, signals).await,
+        Workload::Manifests(manifests) => run_manifests(context, &manifests, &env).await,
     }
 }
 
@@ -225,20 +264,57 @@ async fn run_program(
 }
 
 async fn run_manifests(
+    context: WorkloadContext<'_>,
     manifests: &Manifests,
     env: &BTreeMap<&'static str, OsString>,
-    cluster: &mut Cluster,
-    signals: &mut LeaderSignals,
 ) -> anyhow::Result<i32> {
+    let WorkloadContext {
+        cluster,
+        signals,
+        options,
+        observed,
+    } = context;
     let client = cluster.client.clone();
-    tokio::select! {
-        code = manifests::run(manifests, env, client) => code,
-        signal = signals.next_end() => Ok(exit::of_signal(signal)),
-        ended = cluster.watch() => match ended {
-            ClusterEnd::JobEnded => Ok(exit::of_signal(Signal::TERM)),
-            ClusterEnd::ControlPlaneFailed(failure) => Err(failure.into()),
+    let mut workload = None;
+    let outcome = async {
+        let applied = manifests::apply(manifests, env).await?;
+        let started = ObservedWorkload::start(client, applied, progress_options(options)?);
+        Ok(workload.insert(started).outcome().await)
+    };
+    let (result, cause) = tokio::select! {
+        outcome = outcome => match outcome {
+            Ok(WorkloadOutcome::Done { succeeded }) => (Ok(i32::from(!succeeded)), EndCause::WorkloadDone),
+            Ok(WorkloadOutcome::GaveUp { reason }) => (Err(gave_up(&reason).into()), EndCause::GaveUp),
+            Err(error) => (Err(error), EndCause::ClusterFailed),
         },
-    }
+        signal = signals.next_end() => (Ok(exit::of_signal(signal)), EndCause::Signal(signal)),
+        ended = cluster.watch() => match ended {
+            ClusterEnd::JobEnded => (Ok(exit::of_signal(Signal::TERM)), EndCause::Signal(Signal::TERM)),
+            ClusterEnd::ControlPlaneFailed(failure) => (Err(failure.into()), EndCause::ClusterFailed),
+        },
+    };
+    *observed = workload.map(|workload| (workload, cause));
+    result
+}
+
+fn progress_options(options: &RunOptions) -> anyhow::Result<ProgressOptions> {
+    let dir = options.logs.as_ref().map(std::path::absolute).transpose()?;
+    Ok(ProgressOptions {
+        logs: LogStyle {
+            prints: !options.no_logs,
+            has_prefix: options.log_prefix == LogPrefix::Pod,
+            is_coloured: options.log_colour,
+            dir,
+            ..LogStyle::default()
+        },
+        give_up_after: (!options.give_up_after.is_zero()).then_some(options.give_up_after),
+    })
+}
+
+fn gave_up(reason: &str) -> Failure {
+    Failure::new(FailureCode::GaveUp, reason).with_hint(
+        "check the names of images (`coracle image pull` tries one) and what the pods request; --give-up-after allows more time",
+    )
 }
 
 fn forward_signal(child: &Child, signal: Signal) {

@@ -5,6 +5,7 @@
 
 mod addons;
 mod dry_run;
+mod end_reason;
 mod file_check;
 mod leader;
 mod manifest_check;
@@ -12,6 +13,9 @@ mod manifest_documents;
 mod manifests;
 mod metrics;
 mod networks;
+mod object_ref;
+mod pod_logs;
+mod progress;
 mod queue_watch;
 mod send_archive;
 mod settings;
@@ -20,11 +24,10 @@ mod srun;
 mod srun_stderr;
 mod storage;
 mod submit;
-mod warning_events;
 mod workload;
 
 use console::{Failure, FailureCode, print_stderr};
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -55,6 +58,8 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         Failure::new(FailureCode::Usage, format!("{error:#}"))
             .with_hint("correct the variable or unset it; `coracle run --help` lists them")
     })?;
+    settings.options.log_colour |=
+        std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     if let Some(releases) = carry::releases() {
         settings.options.kubernetes = Some(releases);
     }

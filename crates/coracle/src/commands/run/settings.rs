@@ -77,6 +77,7 @@ impl RunSettings {
         if options.pods_as_steps {
             args.push("--pods-as-steps".to_owned());
         }
+        args.extend(options.log_args());
         for (name, dir) in [("logs", &options.logs), ("kubernetes", &options.kubernetes)] {
             if let Some(dir) = dir {
                 args.push(format!("--{name}={}", dir.display()));
@@ -159,6 +160,7 @@ fn merge(options: &mut RunOptions, late: RunOptions) {
     options.early |= late.early;
     options.dry_run |= late.dry_run;
     options.pods_as_steps |= late.pods_as_steps;
+    options.merge_log_options(&late, &default);
     options.logs = late.logs.or(options.logs.take());
     options.kubernetes = late.kubernetes.or(options.kubernetes.take());
     options.node_path.extend(late.node_path);

@@ -103,8 +103,10 @@ struct AgentParts {
     server: JoinHandle<Result<(), kubelet_api::ApiError>>,
     hub: Arc<NodeHub>,
     hub_supervisor: AbortHandle,
-    /// Stops the kubelet, which then deletes the Node, and the server.
-    stop: CancellationToken,
+    /// Stops the kubelet, which then deletes the Node.
+    stop_kubelet: CancellationToken,
+    /// Stops the server.
+    stop_server: CancellationToken,
 }
 
 impl AgentParts {
@@ -124,7 +126,7 @@ impl AgentParts {
         let client = api_client(identity).await?;
         let pods = Arc::new(PodManager::default());
         pods.set_agent_log(Box::new(crate::log::memory_log));
-        let stop = CancellationToken::new();
+        let (stop_kubelet, stop_server) = (CancellationToken::new(), CancellationToken::new());
         let webhook_auth = kubelet::WebhookAuth::new(client.clone(), node.to_owned());
         let server = tokio::spawn(kubelet_api::serve(
             listener,
@@ -133,7 +135,7 @@ impl AgentParts {
                 .with_delegated_auth(Arc::new(webhook_auth)),
             pods.clone(),
             config.stream_idle_timeout,
-            stop.clone(),
+            stop_server.clone(),
         ));
         let sandbox_socket = node_dir::kubelet_socket(&node_dir.dir);
         let sandbox_listener = TransportListener::bind_unix(&sandbox_socket)
@@ -141,7 +143,7 @@ impl AgentParts {
         let network = kubelet::NetworkStateSender::default();
         let states = network.subscribe();
         let (registered_sender, registered) = oneshot::channel();
-        let (ending, pods_grace) = (stop.clone(), identity.response.pods_grace);
+        let (ending, pods_grace) = (stop_kubelet.clone(), identity.response.pods_grace);
         let parts = Kubelet {
             client,
             config,
@@ -168,7 +170,8 @@ impl AgentParts {
             server,
             hub,
             hub_supervisor: hub_supervisor.abort_handle(),
-            stop,
+            stop_kubelet,
+            stop_server,
         };
         Ok((parts, registered))
     }
@@ -178,13 +181,13 @@ impl AgentParts {
         // The next agent adopts the Node and its pods.
         let has_successor = matches!(end, AgentEnd::Replaced | AgentEnd::Failed(_));
         if has_successor {
-            // Before `stop`, which would make it delete the Node.
             self.kubelet.abort();
-            self.stop.cancel();
         } else {
-            self.stop.cancel();
+            self.stop_kubelet.cancel();
             let _ = self.kubelet.await;
         }
+        // After the pods: clients that follow a log get what the pods print while they terminate.
+        self.stop_server.cancel();
         let _ = self.server.await;
         self.hub_supervisor.abort();
         if !has_successor {
