@@ -34,7 +34,7 @@ fn running_cluster_is_found_from_any_host() {
         (shell.code, &shell.stdout),
         (3, &format!("{nodes}{name}\n"))
     );
-    let shell = "export SHELL=/bin/bash; { sleep 2; echo exit; } | script --quiet --return --command 'coracle shell' /dev/null";
+    let shell = "export SHELL=/bin/bash HISTFILE=/dev/null; { sleep 2; echo exit; } | script --quiet --return --command 'coracle shell' /dev/null";
     let terminal = lab.sh(shell).run().succeeded();
     assert!(
         terminal.stdout.contains(&format!("({name}) ")),

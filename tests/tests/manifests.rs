@@ -153,7 +153,7 @@ fn reasons_of_pending_pods_are_reported() {
 apiVersion: v1
 kind: Pod
 metadata: {name: wrong}
-spec: {containers: [{name: c, image: "NOT::A NAME"}]}
+spec: {containers: [{name: c, image: registry.invalid/none}]}
 ---
 apiVersion: v1
 kind: Pod
@@ -164,7 +164,7 @@ spec: {containers: [{name: c, image: none, resources: {requests: {cpu: 5000}}}]}
     let mut run = lab.command(&["coracle", "run", "-N1", "-"]).start();
     run.write(UNSCHEDULABLE);
     run.close_stdin();
-    run.wait_for_stderr("coracle: pod/wrong: InspectFailed: ");
+    run.wait_for_stderr("coracle: pod/wrong: Failed: Failed to pull image ");
     run.wait_for_stderr("coracle: pod/huge: FailedScheduling: ");
     run.signal(rustix::process::Signal::INT);
     run.wait(std::time::Duration::from_secs(60));

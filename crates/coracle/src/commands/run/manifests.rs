@@ -3,7 +3,7 @@
 //! The workload ends when all Jobs and bare Pods have ended, with 1 if any of them failed. If there are only objects that never end
 //! (a Deployment, a CronJob), the cluster runs until the Slurm job ends. The workload does not wait for objects that run nothing.
 
-use console::{Failure, FailureCode};
+use console::{Failure, FailureCode, print_stderr};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -54,7 +54,11 @@ pub async fn apply(manifests: &Manifests, env: &Env) -> anyhow::Result<Vec<Objec
         Manifests::Stdin => Some(read_stdin().await?),
         Manifests::File(_) | Manifests::Directory(_) => None,
     };
-    apply_with_retries(manifests, text.as_deref(), env).await
+    let applied = apply_with_retries(manifests, text.as_deref(), env).await?;
+    for object in &applied {
+        print_stderr(format_args!("coracle: {object} applied"));
+    }
+    Ok(applied)
 }
 
 /// Applies the manifests; `text` is standard input if they come from there.
