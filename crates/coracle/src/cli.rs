@@ -216,7 +216,7 @@ pub enum LogPrefix {
 
 impl RunOptions {
     /// The arguments for these options' values about logs of pods.
-    pub fn log_args(&self) -> Vec<String> {
+    pub fn log_args(&self, default: &Self) -> Vec<String> {
         let mut args = Vec::new();
         if self.no_logs {
             args.push("--no-logs".to_owned());
@@ -227,7 +227,9 @@ impl RunOptions {
         if self.log_colour {
             args.push("--log-colour".to_owned());
         }
-        args.push(format!("--give-up-after={}s", self.give_up_after.as_secs()));
+        if self.give_up_after != default.give_up_after {
+            args.push(format!("--give-up-after={}s", self.give_up_after.as_secs()));
+        }
         args
     }
 

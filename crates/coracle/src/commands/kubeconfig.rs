@@ -38,7 +38,7 @@ pub fn main(args: KubeconfigArgs) -> anyhow::Result<ExitCode> {
         // The program may be a copy that was carried here.
         carry::remove();
     }
-    let access = crate::block_on(ClusterAccess::find(&args.selector))?;
+    let access = crate::block_on(ClusterAccess::find(&args.selector.clone().or_enclosing()))?;
     match &args.output {
         Some(path) => {
             write_private(path, &access.kubeconfig)?;
@@ -61,7 +61,7 @@ fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
             _ => "choose another file",
         };
         Failure::new(
-            FailureCode::NoWorkload,
+            FailureCode::CannotWrite,
             format!("cannot write {}", path.display()),
         )
         .with_source(error)

@@ -37,7 +37,7 @@ Examples:
 /// Entry point of the command.
 pub fn main(args: KubectlArgs) -> anyhow::Result<ExitCode> {
     let kubectl = find_kubectl()?;
-    let access = crate::block_on(ClusterAccess::find(&args.selector))?;
+    let access = crate::block_on(ClusterAccess::find(&args.selector.clone().or_enclosing()))?;
     // kubectl keeps this process's id, by which its environment names the kubeconfig.
     let error = Command::new(&kubectl)
         .args(args.args)

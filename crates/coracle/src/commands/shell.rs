@@ -40,7 +40,7 @@ pub fn main(args: ShellArgs) -> anyhow::Result<ExitCode> {
 
 async fn run(args: ShellArgs) -> anyhow::Result<ExitCode> {
     let kubectl = find_kubectl()?;
-    let access = ClusterAccess::find(&args.selector).await?;
+    let access = ClusterAccess::find(&args.selector.clone().or_enclosing()).await?;
     let shell = std::env::var_os("SHELL").map(PathBuf::from);
     let shell = shell.filter(|shell| shell.is_absolute());
     let shell = shell.unwrap_or_else(|| "/bin/sh".into());

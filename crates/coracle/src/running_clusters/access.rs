@@ -140,7 +140,7 @@ pub fn find_kubectl() -> anyhow::Result<PathBuf> {
     };
     let path = std::env::var_os("PATH").unwrap_or_default();
     slurm::on_path("kubectl", &path).ok_or_else(|| {
-        Failure::new(FailureCode::NoWorkload, "no kubectl found")
+        Failure::new(FailureCode::NoKubernetes, "no kubectl found")
             .with_source(error)
             .with_hint("`coracle kubernetes fetch` installs a release of Kubernetes with kubectl")
             .into()

@@ -83,8 +83,10 @@ fn cluster_of_process(pid: u32) -> Option<(LocalCluster, u64)> {
     let text = std::fs::read_to_string(dir.kubeconfig()).ok()?;
     let device = std::fs::metadata(dir.kubeconfig()).ok()?.dev();
     let name = current_context(&text)?.to_owned();
+    // A control plane for a dry run or a seed is no cluster.
+    let job = job_of(&name)?;
     let cluster = LocalCluster {
-        job: job_of(&name),
+        job: Some(job),
         name,
         dir,
     };

@@ -17,7 +17,7 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::completion_values;
 
-pub use self::local::LocalCluster;
+pub use self::local::{LocalCluster, job_of};
 pub use self::remote::{StepOutput, run_on_leader_node};
 
 /// Set in the environment of workloads and of `coracle shell`: the cluster's name.
@@ -38,9 +38,17 @@ pub struct ClusterSelector {
 }
 
 impl ClusterSelector {
+    /// Selects the cluster of the environment, in a workload or in `coracle shell`, if the user selects none.
+    pub fn or_enclosing(mut self) -> Self {
+        if self.job.is_none() && self.name.is_none() {
+            self.name = enclosing_cluster();
+        }
+        self
+    }
+
     /// The job of the cluster, if it is known.
     fn job(&self) -> Option<u32> {
-        let of_name = || self.name.as_deref().and_then(local::job_of);
+        let of_name = || self.name.as_deref().and_then(job_of);
         self.job.or_else(of_name)
     }
 
@@ -54,11 +62,15 @@ impl ClusterSelector {
     }
 }
 
+/// The cluster whose workload or shell this process is in.
+pub fn enclosing_cluster() -> Option<String> {
+    let name = std::env::var(NAME_VARIABLE).ok()?;
+    job_of(&name).map(|_| name)
+}
+
 /// The selected cluster if its leader runs on this host; `None` if other hosts have to be searched.
 pub fn find_here(selector: &ClusterSelector) -> Result<Option<LocalCluster>, Failure> {
-    // The command may be called in the workload of a cluster.
-    let enclosing = std::env::var(NAME_VARIABLE).ok();
-    match select(local::find(), selector, enclosing.as_deref())? {
+    match select(local::find(), selector)? {
         None if selector.here => Err(Failure::new(
             FailureCode::NoWorkload,
             "no running cluster found on this host",
@@ -71,7 +83,6 @@ pub fn find_here(selector: &ClusterSelector) -> Result<Option<LocalCluster>, Fai
 fn select(
     mut clusters: Vec<LocalCluster>,
     selector: &ClusterSelector,
-    enclosing: Option<&str>,
 ) -> Result<Option<LocalCluster>, Failure> {
     clusters.retain(|cluster| {
         (selector.job.is_none() || cluster.job == selector.job)
@@ -80,10 +91,6 @@ fn select(
                 .as_ref()
                 .is_none_or(|name| cluster.name == *name)
     });
-    let is_enclosing = |cluster: &LocalCluster| Some(cluster.name.as_str()) == enclosing;
-    if clusters.len() > 1 && clusters.iter().any(is_enclosing) {
-        clusters.retain(is_enclosing);
-    }
     match clusters.len() {
         0 | 1 => Ok(clusters.pop()),
         _ => Err(ambiguous(&clusters)),
@@ -114,13 +121,9 @@ mod tests {
         }
     }
 
-    fn select_of(
-        names: &[&str],
-        selector: &ClusterSelector,
-        enclosing: Option<&str>,
-    ) -> Result<Option<String>, String> {
+    fn select_of(names: &[&str], selector: &ClusterSelector) -> Result<Option<String>, String> {
         let clusters = names.iter().map(|name| LocalCluster::named(name));
-        let selected = select(clusters.collect(), selector, enclosing);
+        let selected = select(clusters.collect(), selector);
         selected
             .map(|cluster| cluster.map(|cluster| cluster.name))
             .map_err(|failure| format!("{failure}; {}", failure.hint().unwrap_or_default()))
@@ -129,38 +132,24 @@ mod tests {
     #[test]
     fn clusters_of_one_job_are_selected_by_name() {
         let names = ["coracle-61-aaaa", "coracle-61-bbbb", "coracle-62-cccc"];
-        let found = |text: &str| Ok(Some(text.to_owned()));
-        let none = selector(None, None);
-        assert_eq!(select_of(&[], &none, None), Ok(None));
-        assert_eq!(select_of(&names[..1], &none, None), found(names[0]));
+        let of_all = |job, name| select_of(&names, &selector(job, name));
+        let found = |name: &str| Ok(Some(name.to_owned()));
+        assert_eq!(select_of(&[], &selector(None, None)), Ok(None));
         assert_eq!(
-            select_of(&names, &selector(Some(62), None), None),
-            found(names[2])
+            select_of(&names[..1], &selector(None, None)),
+            found(names[0])
         );
+        assert_eq!(of_all(Some(62), None), found(names[2]));
+        assert_eq!(of_all(None, Some(names[1])), found(names[1]));
         assert_eq!(
-            select_of(&names, &selector(None, Some(names[1])), None),
-            found(names[1])
-        );
-        assert_eq!(
-            select_of(&names, &selector(Some(61), None), None),
+            of_all(Some(61), None),
             Err(
                 "you have 2 clusters on this host: coracle-61-aaaa, coracle-61-bbbb; \
                  choose one, for example with --name coracle-61-aaaa"
                     .to_owned()
             )
         );
-        assert_eq!(select_of(&names, &selector(Some(7), None), None), Ok(None));
-    }
-
-    #[test]
-    fn enclosing_cluster_is_the_default() {
-        let names = ["coracle-61-aaaa", "coracle-61-bbbb"];
-        let inside = |selector: &ClusterSelector| select_of(&names, selector, Some(names[1]));
-        let second = Ok(Some(names[1].to_owned()));
-        assert_eq!(inside(&selector(None, None)), second);
-        assert_eq!(inside(&selector(Some(61), None)), second);
-        let first = inside(&selector(None, Some(names[0])));
-        assert_eq!(first, Ok(Some(names[0].to_owned())));
+        assert_eq!(of_all(Some(7), None), Ok(None));
     }
 
     #[test]

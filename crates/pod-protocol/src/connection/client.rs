@@ -26,7 +26,7 @@ use super::{
 use crate::usage::PodUsage;
 use crate::{Bundle, LogQuery, PodState, RequestError, SandboxHello, SandboxWelcome, Stop};
 
-/// Time until a sandbox begins its response; no request takes long before that.
+/// Time until a sandbox begins its response. Only attach may take longer: it waits for the start of its container.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Send buffer of one stream.
 const SEND_BUFFER_SIZE: usize = 64 * 1024;
@@ -297,14 +297,19 @@ impl SandboxClient {
         path: &str,
         body: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<Response<Incoming>, ConnectionError> {
-        let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
-        self.request_with_body(
-            call,
-            Method::POST,
-            path,
-            Either::Right(StreamBody::new(frames)),
-        )
-        .await
+        let body = streamed(body);
+        self.request_with_body(call, Method::POST, path, body).await
+    }
+
+    /// As [`request_streaming`](Self::request_streaming), without a time-out of the response.
+    pub(super) async fn request_streaming_untimed(
+        &self,
+        call: &'static str,
+        path: &str,
+        body: impl Stream<Item = Bytes> + Send + 'static,
+    ) -> Result<Response<Incoming>, ConnectionError> {
+        let body = streamed(body);
+        self.request_untimed(call, Method::POST, path, body).await
     }
 
     async fn request_with_body(
@@ -406,4 +411,10 @@ impl StateReader {
             }
         }
     }
+}
+
+/// A body that is streamed while the response arrives.
+fn streamed(body: impl Stream<Item = Bytes> + Send + 'static) -> Body {
+    let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
+    Either::Right(StreamBody::new(frames))
 }

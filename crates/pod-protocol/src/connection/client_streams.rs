@@ -6,7 +6,6 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
-use serde::Serialize;
 
 use super::client::{ConnectionError, SandboxClient};
 use crate::streams::{FrameKind, FrameReader, StreamFrame, encode_frame};
@@ -19,18 +18,25 @@ impl SandboxClient {
         query: &ExecQuery,
         input: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<SandboxSession, ConnectionError> {
-        self.open_session("run a command", "/v1/exec", query, input)
-            .await
+        let call = "run a command";
+        let query = encode_frame(FrameKind::Query, &self.encode(call, query)?);
+        let input = stream::iter([query]).chain(input);
+        let response = self.request_streaming(call, "/v1/exec", input).await?;
+        Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 
-    /// Attaches to the streams of a running container. `input` as for [`exec`](Self::exec).
+    /// Attaches to the streams of a container, and waits for its start. `input` as for [`exec`](Self::exec).
     pub async fn attach(
         &self,
         query: &AttachQuery,
         input: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<SandboxSession, ConnectionError> {
-        self.open_session("attach to a container", "/v1/attach", query, input)
-            .await
+        let call = "attach to a container";
+        let query = encode_frame(FrameKind::Query, &self.encode(call, query)?);
+        let input = stream::iter([query]).chain(input);
+        let response = self.request_streaming_untimed(call, "/v1/attach", input);
+        let response = response.await?;
+        Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 
     /// Connects to a port of the pod, and sends `input` there. The end of `input` closes that direction. Returns the bytes that the
@@ -46,19 +52,6 @@ impl SandboxClient {
             .await?;
         let bytes = response.into_body().into_data_stream();
         Ok(bytes.map_err(io::Error::other).boxed())
-    }
-
-    async fn open_session(
-        &self,
-        call: &'static str,
-        path: &str,
-        query: &impl Serialize,
-        input: impl Stream<Item = Bytes> + Send + 'static,
-    ) -> Result<SandboxSession, ConnectionError> {
-        let query = encode_frame(FrameKind::Query, &self.encode(call, query)?);
-        let input = stream::iter([query]).chain(input);
-        let response = self.request_streaming(call, path, input).await?;
-        Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 }
 

@@ -71,6 +71,10 @@ async fn run(args: LogsArgs) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.component {
         check_component(name)?;
     }
+    let args = LogsArgs {
+        selector: args.selector.or_enclosing(),
+        ..args
+    };
     match find_here(&args.selector)? {
         Some(cluster) => show(&cluster, &args).await,
         None => {

@@ -29,10 +29,14 @@ pub fn parse(text: &str) -> Result<Vec<ManifestDocument>, SyntaxError> {
         return Ok(documents);
     }
     let mut documents = Vec::new();
-    for text in split_yaml(text)? {
-        let value = parse_yaml(&text)?;
+    for (before, text) in split_yaml(text)? {
+        let value = parse_yaml(&text).map_err(|error| SyntaxError {
+            line: before + error.line,
+            ..error
+        })?;
         if !value.is_null() {
-            let line = 1 + text.lines().take_while(|line| is_blank(line)).count();
+            let blank = text.lines().take_while(|line| is_blank(line)).count();
+            let line = before + blank + 1;
             documents.push(ManifestDocument { line, value });
         }
     }
@@ -61,10 +65,9 @@ fn parse_json(text: &str) -> Option<Vec<ManifestDocument>> {
     }
 }
 
-/// Splits at lines that begin with `---`, like kubectl's YAML reader. Each part begins with as many empty lines as precede it in the
-/// file, so that line numbers in errors are those of the file.
-fn split_yaml(text: &str) -> Result<Vec<String>, SyntaxError> {
-    let mut parts = vec![String::new()];
+/// Splits at lines that begin with `---`, like kubectl's YAML reader. Returns each part with the number of lines before it.
+fn split_yaml(text: &str) -> Result<Vec<(usize, String)>, SyntaxError> {
+    let mut parts = vec![(0, String::new())];
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;
         match line.strip_prefix("---") {
@@ -76,10 +79,10 @@ fn split_yaml(text: &str) -> Result<Vec<String>, SyntaxError> {
                         problem: format!("invalid document separator {line:?}"),
                     });
                 }
-                parts.push("\n".repeat(number));
+                parts.push((number, String::new()));
             }
             None => {
-                if let Some(part) = parts.last_mut() {
+                if let Some((_, part)) = parts.last_mut() {
                     part.push_str(line);
                     part.push('\n');
                 }
@@ -100,9 +103,15 @@ fn parse_yaml(text: &str) -> Result<Value, SyntaxError> {
         let message = error.to_string();
         SyntaxError {
             line: usize::try_from(line).unwrap_or(1),
-            problem: message.lines().next().unwrap_or_default().to_owned(),
+            problem: without_position(message.lines().next().unwrap_or_default()),
         }
     })
+}
+
+/// Removes `at line 1, column 7`, which counts from the start of the document.
+fn without_position(message: &str) -> String {
+    let end = message.rfind(" at line ").unwrap_or(message.len());
+    message[..end].to_owned()
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ use crate::cli::RunArgs;
 use cluster::carry;
 
 use crate::guard::{self, GuardPolicy, GuardResult, GuardedProcess};
-use crate::running_clusters::NAME_VARIABLE;
+use crate::running_clusters::{enclosing_cluster, job_of};
 use crate::waiting_tasks;
 
 /// Entry point of the command.
@@ -68,14 +68,6 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
     // Check before submitting too, so that a missing file fails before the job is queued.
     let workload = Workload::find(&settings.workload, &settings.args)?;
-    // Tasks of one srun wait for its first task, and need no warning of their own.
-    if let Ok(enclosing) = std::env::var(NAME_VARIABLE)
-        && enclosing.starts_with("coracle-")
-    {
-        print_stderr(format_args!(
-            "coracle: this starts another cluster inside of {enclosing}; its workload already has that one (kubectl uses it)"
-        ));
-    }
     if let Workload::Manifests(manifests) = &workload {
         manifest_check::check(manifests)?;
     }
@@ -100,6 +92,15 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     };
     let is_first_task =
         !matches!(allocation.location, JobLocation::Task { procid, .. } if procid > 0);
+    if is_first_task
+        && allocation.location != JobLocation::OffNode
+        && let Some(enclosing) = enclosing_cluster()
+        && job_of(&enclosing) == Some(allocation.job_id)
+    {
+        print_stderr(format_args!(
+            "coracle: this starts another cluster inside of {enclosing}, whose workload can already use that one with kubectl"
+        ));
+    }
     if !settings.slurm.is_empty() && is_first_task {
         print_stderr(format_args!(
             "coracle: already inside job {}, so these Slurm options have no effect: {}",

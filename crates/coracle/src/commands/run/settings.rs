@@ -77,7 +77,7 @@ impl RunSettings {
         if options.pods_as_steps {
             args.push("--pods-as-steps".to_owned());
         }
-        args.extend(options.log_args());
+        args.extend(options.log_args(&defaults()));
         for (name, dir) in [("logs", &options.logs), ("kubernetes", &options.kubernetes)] {
             if let Some(dir) = dir {
                 args.push(format!("--{name}={}", dir.display()));

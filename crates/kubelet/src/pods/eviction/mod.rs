@@ -71,10 +71,11 @@ fn by_machine(candidates: Vec<EvictionCandidate>) -> HashMap<Machine, Vec<Evicti
         let status = candidate.pod.status.as_ref();
         let ips = status.and_then(|status| status.host_ips.as_ref());
         let machine = ips.into_iter().flatten().map(|ip| ip.ip.clone());
-        machines
-            .entry(machine.collect())
-            .or_default()
-            .push(candidate);
+        let machine: Machine = machine.collect();
+        // The addresses of a new pod are not known yet.
+        if !machine.is_empty() {
+            machines.entry(machine).or_default().push(candidate);
+        }
     }
     machines
 }

@@ -48,7 +48,10 @@ fn full_disk_calls_for_eviction_after_some_checks() {
 #[test]
 fn pods_are_grouped_by_host_address() {
     let candidate = |name: &str, ip: &str| {
-        let status = json!({ "hostIPs": [{ "ip": ip }] });
+        let status = match ip {
+            "" => json!({}),
+            ip => json!({ "hostIPs": [{ "ip": ip }] }),
+        };
         let pod: Pod =
             serde_json::from_value(json!({ "metadata": { "name": name }, "status": status }))
                 .unwrap();
@@ -67,7 +70,9 @@ fn pods_are_grouped_by_host_address() {
         candidate("a", "10.0.0.1"),
         candidate("b", "10.0.0.2"),
         candidate("c", "10.0.0.1"),
+        candidate("new", ""),
     ]);
+    assert_eq!(machines.len(), 2);
     assert_eq!(machines[&machine("10.0.0.1")].len(), 2);
     assert_eq!(machines[&machine("10.0.0.2")].len(), 1);
 }

@@ -81,6 +81,12 @@ pub fn printable_lines(text: &[u8]) -> Vec<String> {
     lines
 }
 
+/// Makes a text safe for a terminal, on one line.
+pub fn printable(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    printable_lines(line.as_bytes()).join(" ")
+}
+
 /// Characters that move the cursor, change the terminal's state, or reorder text.
 fn is_unsafe(c: char) -> bool {
     (c.is_control() && c != '\t')
@@ -107,6 +113,14 @@ fn skip_escape_sequence(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_of_pods_becomes_one_safe_line() {
+        let text = "probe failed:\x1b]52;c;Zm9v\x07 no\ncoracle-control: finished\r\x08";
+        let line = printable(text);
+        assert!(!line.chars().any(char::is_control), "{line:?}");
+        assert!(line.starts_with("probe failed:"), "{line:?}");
+    }
 
     fn split(text: &[u8], chunk: usize) -> Vec<LinePiece> {
         let mut splitter = LineSplitter::default();

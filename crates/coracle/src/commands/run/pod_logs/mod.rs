@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use self::line::printable;
 pub use self::output::{LastLines, LogStyle};
 use self::output::{LogOutput, LogWriter};
 use self::reader::{ContainerReader, ReadLimits};

@@ -111,6 +111,7 @@ impl ContainerReader {
                     failures += 1;
                     tracing::debug!(container = ?self.container, error = format!("{error:#}"), failures, "cannot read a log");
                     if request.run.has_ended && (failures >= MAX_FAILURES || is_missing(&error)) {
+                        // A successor with the same name may exist, whose log this is not.
                         state.runs.insert(&request);
                         failures = 0;
                         continue;

@@ -97,7 +97,11 @@ fn runs_of(status: &ContainerStatus, is_last: bool) -> ContainerRuns {
     ContainerRuns {
         newest: newest
             .filter(|(id, _)| !id.is_empty())
-            .map(|(id, has_ended)| ContainerRun { id, has_ended }),
+            .map(|(id, has_ended)| ContainerRun {
+                id,
+                // The last status of a deleted pod may say that it runs.
+                has_ended: has_ended || is_last,
+            }),
         previous,
         is_last,
     }
@@ -199,6 +203,14 @@ mod tests {
         read.insert(&next_request(&ended, &read).unwrap());
         let restarted = runs("Running", "2", json!({"running": {}}), terminated("1"));
         assert_eq!(next_request(&restarted, &read), request("1", true, true));
+    }
+
+    #[test]
+    fn container_of_a_lost_pod_has_ended() {
+        // The node was lost, so no kubelet has reported the container's end.
+        let lost = runs("Failed", "1", json!({"running": {}}), json!({}));
+        let read = ReadRuns::default();
+        assert_eq!(next_request(&lost, &read), request("1", true, false));
     }
 
     #[test]

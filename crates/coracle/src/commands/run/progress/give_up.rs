@@ -1,7 +1,7 @@
 //! Finds pods that can never run: their image cannot be pulled, or no node can take them. Pure.
 //!
-//! Only pods of applied objects count. A pod that waits for resources counts only while no pod runs that will end and free some. A pod
-//! of a Deployment or the like does not count while another pod of it runs.
+//! Only pods of applied objects count, and only while no pod runs that will end: it may free resources, and its work is not thrown
+//! away. A pod of a Deployment or the like does not count while another pod of it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -71,12 +71,10 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
         .filter(|pod| runs(pod))
         .map(ObjectRef::controller_of)
         .collect();
-    // Pods that use resources now, and will free them.
+    // Pods that use resources now, and will end and free them.
     let frees_resources = state.pods.iter().any(|pod| {
-        !phase(pod).is_terminal()
-            && is_bound(pod)
-            && image_obstacle(pod).is_none()
-            && ObjectRef::controller_of(pod).ends()
+        // Between two attempts to pull an image, a pod that cannot run looks like one that starts.
+        runs(pod) && image_obstacle(pod).is_none() && ObjectRef::controller_of(pod).ends()
     });
     let mut stuck = BTreeMap::new();
     for pod in state.pods.iter() {
@@ -85,18 +83,12 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
         if works || !state.applied.contains(&controller) {
             continue;
         }
-        let obstacle =
-            image_obstacle(pod).or_else(|| unschedulable(pod).filter(|_| !frees_resources));
-        if let Some(obstacle) = obstacle {
+        let obstacle = image_obstacle(pod).or_else(|| unschedulable(pod));
+        if let Some(obstacle) = obstacle.filter(|_| !frees_resources) {
             stuck.insert(ObjectRef::of_pod(pod), obstacle);
         }
     }
     stuck
-}
-
-fn is_bound(pod: &Pod) -> bool {
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    node.is_some_and(|node| !node.is_empty())
 }
 
 fn image_obstacle(pod: &Pod) -> Option<Obstacle> {
@@ -249,6 +241,18 @@ mod tests {
             stuck(&state),
             ["pod/train-2: no node can take it: 0/2 nodes"]
         );
+    }
+
+    #[test]
+    fn missing_image_does_not_end_other_work() {
+        let mut state = state();
+        apply(&mut state, "one", "", "node1", waiting("ImagePullBackOff"));
+        let running = json!({"phase": "Running"});
+        apply(&mut state, "train-1", "Job/train", "node1", running);
+        assert_eq!(stuck(&state), [""; 0]);
+        let succeeded = json!({"phase": "Succeeded"});
+        apply(&mut state, "train-1", "Job/train", "node1", succeeded);
+        assert_eq!(stuck(&state).len(), 1);
     }
 
     #[test]

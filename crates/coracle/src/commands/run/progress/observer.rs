@@ -27,6 +27,7 @@ use super::warnings::Warnings;
 use super::{ProgressOptions, WorkloadOutcome};
 use crate::commands::run::object_ref::ObjectRef;
 use crate::commands::run::pod_logs::PodLogs;
+use crate::commands::run::pod_logs::printable;
 
 /// Interval of checks that depend on time.
 const TICK: Duration = Duration::from_millis(500);
@@ -211,7 +212,7 @@ impl Observer {
         let named: Vec<String> = hopeless
             .iter()
             .take(MAX_NAMED_PODS)
-            .map(|(pod, obstacle)| format!("{pod}: {}", obstacle.text))
+            .map(|(pod, obstacle)| printable(&format!("{pod}: {}", obstacle.text)))
             .collect();
         (!hopeless.is_empty()).then(|| {
             format!(

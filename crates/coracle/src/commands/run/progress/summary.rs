@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::state::{WorkloadState, job_duration, phase, pod_duration};
 use crate::commands::run::object_ref::ObjectRef;
+use crate::commands::run::pod_logs::printable;
 use kubelet_api::PodPhase;
 
 /// Limit on lines about objects. Failed objects come first.
@@ -102,9 +103,10 @@ fn unfinished_line(state: &WorkloadState, object: &ObjectRef, now: Timestamp) ->
         "Job" => {
             let job = state.jobs.get(namespace, name);
             let duration = job.and_then(|job| job_duration(job, now));
-            let is_active = job
-                .and_then(|job| job.status.as_ref()?.ready)
-                .is_some_and(|ready| ready > 0);
+            let is_active = (job.and_then(|job| job.status.as_ref())).is_some_and(|status| {
+                let counts = [status.active, status.failed, status.succeeded];
+                counts.into_iter().flatten().any(|count| count > 0)
+            });
             (is_active, duration)
         }
         _ => {
@@ -122,7 +124,7 @@ fn unfinished_line(state: &WorkloadState, object: &ObjectRef, now: Timestamp) ->
 }
 
 fn one_line(text: &str) -> String {
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = printable(text);
     match text.char_indices().nth(MAX_LINE_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::state::phase;
 use super::tracked::Tracked;
+use crate::commands::run::pod_logs::printable;
 
 /// How long a warning is held.
 const HOLD_TIME: Duration = Duration::from_secs(5);
@@ -33,7 +34,10 @@ pub struct Warnings {
 impl Warnings {
     /// Holds a warning.
     pub fn hold(&mut self, event: Event, now: Instant) {
-        if self.held.len() < MAX_HELD && self.known.insert(line(&event)) {
+        if self.printed < MAX_PRINTED
+            && self.held.len() < MAX_HELD
+            && self.known.insert(line(&event))
+        {
             self.held.push_back((now, event));
         }
     }
@@ -127,7 +131,7 @@ fn line(event: &Event) -> String {
         text_of(&event.reason),
         text_of(&event.message)
     );
-    let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = printable(&line);
     match line.char_indices().nth(MAX_LINE_CHARS) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,
