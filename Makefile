@@ -34,13 +34,14 @@ test: test-tools dist lint suite ## Everything that CI runs: lints, unit tests, 
 	cargo nextest run --workspace --no-fail-fast
 
 .PHONY: test-all
-test-all: test ## `make test`, then 300 faults: FAULTS=n and SEED=n choose others
+test-all: test ## `make test`, then 300 faults (FAULTS=n and SEED=n choose others) and all passing conformance tests
 	trap lab/down EXIT; lab/up 3; \
 	CORACLE_FAULTS=$(or $(FAULTS),300) CORACLE_FAULTS_SEED=$(or $(SEED),$$RANDOM) CORACLE_FAULTS_LONGEST=30 \
-		cargo nextest run --profile long --no-capture --package e2e --test faults
+		cargo nextest run --profile long --no-capture --package e2e --test faults; \
+	tests/conformance/run
 
 .PHONY: lint
-lint: tools
+lint: test-tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
 	cargo deny --log-level error check bans licenses sources
@@ -54,15 +55,15 @@ lint: tools
 	shellcheck --external-sources --source-path=SCRIPTDIR:SCRIPTDIR/..:lab kubernetes/build kubernetes/version-flags $$(find lab examples scripts bench tests .ci -type f -not -name '*.md' -not -name '*.rs' -exec grep -lE '^#!.*(bash|sh)$$' {} +)
 
 .PHONY: advisories
-advisories: tools ## Look for known vulnerabilities in dependencies (needs the internet)
+advisories: test-tools ## Look for known vulnerabilities in dependencies (needs the internet)
 	cargo deny check advisories
 
 .PHONY: unit
-unit: tools ## The tests that don't need the lab
+unit: test-tools ## The tests that don't need the lab
 	cargo nextest run --workspace --exclude e2e
 
 .PHONY: fuzz
-fuzz: tools ## Fuzz the parsers of protocols and logs, FUZZ_SECONDS=60 for each
+fuzz: test-tools ## Fuzz the parsers of protocols and logs, FUZZ_SECONDS=60 for each
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) cargo nextest run --package kubelet-api --package sandbox -E 'test(/fuzz_/)'
 
 .PHONY: conformance
@@ -70,7 +71,7 @@ conformance: dist ## Upstream's e2e tests on the lab: FOCUS='expression' chooses
 	tests/conformance/run $(if $(NODES),-n $(NODES)) $(if $(FOCUS),-f '$(FOCUS)') $(if $(SKIP),-s '$(SKIP)') $(if $(PROCS),-p $(PROCS)) $(if $(UPDATE),-u)
 
 .PHONY: suite
-suite: tools
+suite: test-tools
 	tests/conformance/build target/conformance
 
 .PHONY: bench
