@@ -63,7 +63,7 @@ fn running_cluster_is_found_from_any_host() {
     let warning = format!("this starts another cluster inside of {name}");
     assert!(output.contains(&warning), "{output}");
     let second = output.split_whitespace().find(|word| {
-        word.starts_with(&format!("coracle-{job}-")) && word.trim_end_matches(';') != name
+        word.starts_with(&format!("coracle-{job}-")) && word.trim_end_matches([';', ',']) != name
     });
     let second = second.unwrap().to_owned();
     lab.command(&["coracle", "logs", "--job", &job])

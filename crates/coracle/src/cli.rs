@@ -158,8 +158,8 @@ pub struct RunOptions {
     /// With manifests: what each line of a log begins with, the names of pod and container or nothing
     #[arg(long, value_name = "PREFIX", value_enum, default_value_t)]
     pub log_prefix: LogPrefix,
-    /// With manifests: end the cluster with exit code 77 if a pod cannot run for so long, because its image cannot be pulled or no node
-    /// can take it (90s, 5m, 2h; 0 for never)
+    /// With manifests: end the cluster with exit code 77 if a pod cannot run for so long, because its image cannot be pulled, a
+    /// ConfigMap or Secret is missing, or no node can take it, and no Job or Pod runs (90s, 5m, 2h; 0 for never)
     #[arg(long, value_name = "DURATION", default_value = DEFAULT_GIVE_UP_AFTER, value_parser = crate::settings::amount::duration)]
     pub give_up_after: Duration,
     /// The release of Kubernetes to use, or a directory of releases [env: CORACLE_KUBERNETES]

@@ -124,7 +124,7 @@ async fn only_job(slurm: &Slurm) -> anyhow::Result<u32> {
         [] => Err(
             Failure::new(FailureCode::NoWorkload, "no running cluster found")
                 .with_hint(
-                    "`coracle run` starts one; its logs end with it, unless --logs DIR keeps them",
+                    "`coracle run` starts one; a cluster and its logs end with its job, unless --logs DIR keeps the logs",
                 )
                 .into(),
         ),

@@ -192,7 +192,10 @@ fn without_args(manifests: Manifests, args: &[OsString]) -> Result<Workload, Fai
             FailureCode::Usage,
             format!("manifests take no arguments, but {} follows", arg.display()),
         )
-        .with_hint("put several manifests into a directory, or pipe them: cat a.yaml b.yaml | coracle run -")),
+        .with_hint(match arg.to_string_lossy().starts_with('-') {
+            true => "options come before the workload: coracle run -N2 app.yaml",
+            false => "put several manifests into a directory, or pipe them: cat a.yaml b.yaml | coracle run -",
+        })),
     }
 }
 

@@ -43,10 +43,11 @@ impl PodFailure {
             return Some(Self {
                 container: Some((container.name.clone(), run.exit_code)),
                 // The exit code says the same.
-                reason: if reason == "Error" {
-                    String::new()
-                } else {
-                    reason
+                reason: match (reason.as_str(), &run.message) {
+                    ("Error", _) => String::new(),
+                    // There is no output: the command was not found, or could not be executed.
+                    ("StartError", Some(message)) => format!("{reason}: {message}"),
+                    _ => reason,
                 },
                 time: run.finished_at.as_ref().map(|time| time.0),
                 ..base
@@ -140,6 +141,18 @@ mod tests {
         assert_eq!(
             failure.describe(true, &last_lines),
             "pod p, container b: exit code 3: no such file"
+        );
+    }
+
+    #[test]
+    fn command_that_was_not_found_is_named() {
+        let mut state = terminated(128, "StartError", 5);
+        state["terminated"]["message"] = json!("exec: \"nope\": not found");
+        let status =
+            json!({"phase": "Failed", "containerStatuses": [container("a", state, json!({}))]});
+        assert_eq!(
+            failure(status).unwrap().describe(false, &HashMap::new()),
+            "container a: exit code 128: StartError: exec: \"nope\": not found"
         );
     }
 

@@ -1,4 +1,4 @@
-//! Finds pods that can never run: their image cannot be pulled, or no node can take them. Pure.
+//! Finds pods that can never run: their image cannot be pulled, their containers cannot be created, or no node can take them. Pure.
 //!
 //! Only pods of applied objects count, and only while no pod runs that will end: it may free resources, and its work is not thrown
 //! away. A pod of a Deployment or the like does not count while another pod of it runs.
@@ -22,13 +22,16 @@ const IMAGE_REASONS: [&str; 6] = [
     "ImageInspectError",
     "RegistryUnavailable",
 ];
-/// Reasons of containers between two attempts to pull their image.
+/// Reasons of containers that cannot be created, mostly because a ConfigMap or Secret is missing.
+const CREATE_REASONS: [&str; 2] = ["CreateContainerConfigError", "CreateContainerError"];
+/// Reasons of containers between two attempts.
 const STARTING_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 /// Why a pod cannot run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    pub is_image: bool,
+    /// A container cannot start. Between two attempts it looks like one that starts.
+    pub is_of_container: bool,
     pub text: String,
 }
 
@@ -42,7 +45,7 @@ impl StuckPods {
         let mut stuck = find(state);
         for (pod, (_, obstacle)) in &self.0 {
             let pod_now = state.pods.get(&pod.namespace, &pod.name);
-            if obstacle.is_image && pod_now.is_some_and(is_starting) {
+            if obstacle.is_of_container && pod_now.is_some_and(is_starting) {
                 stuck.entry(pod.clone()).or_insert(obstacle.clone());
             }
         }
@@ -74,7 +77,7 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
     // Pods that use resources now, and will end and free them.
     let frees_resources = state.pods.iter().any(|pod| {
         // Between two attempts to pull an image, a pod that cannot run looks like one that starts.
-        runs(pod) && image_obstacle(pod).is_none() && ObjectRef::controller_of(pod).ends()
+        runs(pod) && container_obstacle(pod).is_none() && ObjectRef::controller_of(pod).ends()
     });
     let mut stuck = BTreeMap::new();
     for pod in state.pods.iter() {
@@ -83,7 +86,7 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
         if works || !state.applied.contains(&controller) {
             continue;
         }
-        let obstacle = image_obstacle(pod).or_else(|| unschedulable(pod));
+        let obstacle = container_obstacle(pod).or_else(|| unschedulable(pod));
         if let Some(obstacle) = obstacle.filter(|_| !frees_resources) {
             stuck.insert(ObjectRef::of_pod(pod), obstacle);
         }
@@ -91,18 +94,19 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
     stuck
 }
 
-fn image_obstacle(pod: &Pod) -> Option<Obstacle> {
+fn container_obstacle(pod: &Pod) -> Option<Obstacle> {
     let (container, waiting) = waiting_containers(pod).find(|(_, waiting)| {
         let reason = waiting.reason.as_deref().unwrap_or_default();
-        IMAGE_REASONS.contains(&reason)
+        IMAGE_REASONS.contains(&reason) || CREATE_REASONS.contains(&reason)
     })?;
-    let message = waiting.message.as_ref().or(waiting.reason.as_ref());
+    let reason = waiting.reason.as_deref().unwrap_or_default();
+    let message = waiting.message.as_deref().unwrap_or(reason);
     Some(Obstacle {
-        is_image: true,
-        text: format!(
-            "the image of container {container} cannot be pulled: {}",
-            message.cloned().unwrap_or_default()
-        ),
+        is_of_container: true,
+        text: match CREATE_REASONS.contains(&reason) {
+            true => format!("container {container} cannot be created: {message}"),
+            false => format!("the image of container {container} cannot be pulled: {message}"),
+        },
     })
 }
 
@@ -137,7 +141,7 @@ fn unschedulable(pod: &Pod) -> Option<Obstacle> {
             && condition.reason.as_deref() == Some("Unschedulable")
     })?;
     Some(Obstacle {
-        is_image: false,
+        is_of_container: false,
         text: format!(
             "no node can take it: {}",
             condition.message.clone().unwrap_or_default()
@@ -209,7 +213,7 @@ mod tests {
         assert_eq!(pods.longer_than(limit, after(14)), []);
         let stuck = pods.longer_than(limit, after(15));
         assert_eq!(stuck.len(), 1);
-        assert!(stuck[0].1.is_image);
+        assert!(stuck[0].1.is_of_container);
         apply(&mut state, "one", "", "node1", json!({"phase": "Running"}));
         pods.update(&state, after(16));
         assert_eq!(pods.longer_than(Duration::ZERO, after(99)), []);
@@ -240,6 +244,17 @@ mod tests {
         assert_eq!(
             stuck(&state),
             ["pod/train-2: no node can take it: 0/2 nodes"]
+        );
+    }
+
+    #[test]
+    fn missing_config_map_is_an_obstacle() {
+        let mut state = state();
+        let status = waiting("CreateContainerConfigError");
+        apply(&mut state, "one", "", "node1", status);
+        assert_eq!(
+            stuck(&state),
+            ["pod/one: container main cannot be created: CreateContainerConfigError"]
         );
     }
 
