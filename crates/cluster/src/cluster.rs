@@ -28,11 +28,11 @@ use crate::grace::GracePeriods;
 use crate::node_plan::{NodePlan, NodePlanner};
 use crate::{carry, node_resources, objects, slurm_failure, token};
 
-/// The range of the port that workload scripts get, as with KSI: Kubernetes' node ports.
+/// Kubernetes' default range of node ports. Workload scripts get one of them as `K8S_PORT`, as in KSI (docs/guide.md).
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 /// Lifetime of certificates in a job without a time limit.
 const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Certificates outlive the job by this, because clocks differ.
+/// Certificates are valid this much longer than the job, because clocks differ.
 const EXTRA_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Delay before a lost agent is restarted; it grows with each restart, up to the maximum.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ pub struct ClusterOptions {
     pub keys: ClusterKeys,
     /// Whether its nodes may change.
     pub membership: ClusterMembership,
-    /// Whether a program runs beside the pods, which needs time to end before they do.
+    /// Whether the workload is a program outside of pods. It gets a grace period of its own, before that of the pods.
     pub has_program: bool,
     /// Print the logs of components and agents.
     pub verbose: bool,
@@ -134,7 +134,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything at once, and returns before anything has answered.
+    /// Starts the control plane and the agents, and returns before any of them has responded.
     pub async fn launch(
         options: &ClusterOptions,
         allocation: &Allocation,
@@ -143,7 +143,7 @@ impl Cluster {
         slurm: Slurm,
     ) -> anyhow::Result<Self> {
         let seeded = seed.is_some();
-        // Two clusters in one job have different names, and cannot be mistaken for each other's kubeconfig.
+        // Two clusters in one job need different names, so that their kubeconfigs cannot be confused.
         let random = token::generate()?;
         let name = format!("coracle-{}-{}", allocation.job_id, &random[..4]);
         let mark = format!("{name}-{}", &random[4..20]);
@@ -342,14 +342,15 @@ impl Cluster {
         self.start_agents(nodes)
     }
 
-    /// Ends the agent of a node, which then ends its pods and deletes its Node. The node cannot join again unless it is added again.
+    /// Requests the agent of a node to stop its pods, delete its Node and exit. The node can join again only after
+    /// [`add_nodes`](Self::add_nodes).
     pub fn remove_node(&mut self, node: &str) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_fixed(), "the nodes of this cluster cannot change");
         self.planner.remove(node);
         self.waiting_for.remove(node);
         self.lost.remove(node);
         if !self.enrolment.remove_node(node) {
-            // It has no agent that could delete its Node.
+            // No agent is connected that could delete the Node.
             self.delete_node(node);
         }
         Ok(())
@@ -426,18 +427,19 @@ impl Cluster {
             StepFailure::Agent { node, problem } => (std::slice::from_ref(node), problem.clone()),
             StepFailure::Step { nodes, error } => (nodes.as_slice(), error.to_string()),
         };
-        // A surplus agent of a connected node may fail.
+        // Ignore the failure of a second agent of a node whose first agent is connected.
         let members = self.enrolment.members();
         for node in nodes.iter().filter(|node| !members.contains(*node)) {
             self.handle_lost_node(node, &problem);
         }
     }
 
-    /// Handles the end of an agent in order, after the removal of its node.
+    /// Handles the orderly exit of an agent after its node was removed.
     fn handle_left_node(&mut self, node: &str) {
         // Its pods have ended.
         self.planner.release(node);
-        // If the node was added again, its new agent waits for the end of this one, but not for long.
+        // If the node was added again, its new agent may have failed already: it waits only briefly for the node's lock,
+        // which this agent held.
         if self.planner.has(node) && self.restarting.insert(node.to_owned()) {
             let (restart, node) = (self.restarts.0.clone(), node.to_owned());
             tokio::spawn(async move {
@@ -495,7 +497,7 @@ impl Cluster {
 
     fn handle_control_plane_event(&self, event: &ControlPlaneEvent) {
         match event {
-            // The control plane has mounted or copied the carried files.
+            // The control plane has mounted or copied the files, so their copy on this node is not needed any more.
             ControlPlaneEvent::Started { .. } => carry::remove(),
             ControlPlaneEvent::Log { component, line } if self.verbose => {
                 print_stderr(format_args!("coracle: [{component}] {line}"));

@@ -21,15 +21,15 @@ pub struct NodePlan {
     pub pod_cidr: String,
 }
 
-/// The length of a node's prefix: enough addresses for the 110 pods that it takes, some of them ending.
+/// The prefix length of a node's pod range: enough addresses for 110 pods, and for terminating pods that they replace.
 pub const NODE_PREFIX_LEN: u8 = 24;
 
-/// Plans nodes: gives each its share of the job and a pod range of its own.
+/// Assigns to each node its share of the job's resources, its labels and a pod range of its own.
 #[derive(Debug)]
 pub struct NodePlanner {
     pod_cidr: PodCidr,
     labels: BTreeMap<String, String>,
-    /// The owners of the pod ranges; the index determines the range. `None` is a free range, which a removed node had.
+    /// The owners of the pod ranges; the index determines the range. `None` is the free range of a removed node.
     owners: Vec<Option<RangeOwner>>,
 }
 
@@ -42,7 +42,7 @@ struct RangeOwner {
 }
 
 impl NodePlanner {
-    /// A planner for the nodes of a cluster, which has none yet.
+    /// A planner for a cluster that has no nodes yet.
     pub fn new(
         allocation: &Allocation,
         detail: &JobDetail,
@@ -159,7 +159,8 @@ fn extended_resources(share: &slurm::NodeShare) -> BTreeMap<String, u64> {
     extended
 }
 
-/// The type of a GPU in Slurm is the site's choice (`a100`, `mi250x`). Types of AMD's GPUs begin with MI and a number.
+/// Guesses the vendor's resource name from Slurm's GPU type, which each site chooses (`a100`, `mi250x`). AMD's models begin
+/// with MI and a digit.
 fn gpu_name(kind: Option<&str>) -> &'static str {
     let kind = kind.unwrap_or_default().to_ascii_lowercase();
     let is_instinct = kind

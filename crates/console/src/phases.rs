@@ -54,7 +54,7 @@ impl Phases {
         }
     }
 
-    /// Drops the current phase without a line.
+    /// Discards the current phase without printing it, and removes the spinner.
     pub fn cancel(&mut self) {
         self.phase = None;
         if let Some(spinner) = &self.spinner {
@@ -62,8 +62,8 @@ impl Phases {
         }
     }
 
-    /// Prints `message` with the total time, and `detail` unless it is empty. Removes the spinner, because the terminal now belongs to the
-    /// workload.
+    /// Ends the current phase, and prints `message` with the total time, and `detail` unless it is empty. Removes the spinner,
+    /// because the workload may now write to the terminal.
     pub fn finish(&mut self, message: &str, detail: &str) {
         self.end();
         let time = seconds(self.began.elapsed());

@@ -6,7 +6,7 @@
 //! DIR/service-account.key   0600
 //! ```
 //!
-//! The directory appears complete, by one rename.
+//! The directory is created under a temporary name and then renamed, so it is never incomplete.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -30,7 +30,7 @@ const SERVICE_ACCOUNT: &str = "service-account.key";
 pub enum ClusterKeys {
     /// Generated in memory, for one cluster.
     Generated,
-    /// Loaded from this directory, and generated there at first.
+    /// Loaded from this directory; generated there first if it is missing or empty.
     Directory(PathBuf),
 }
 
@@ -59,7 +59,7 @@ pub enum KeysError {
 }
 
 impl ClusterPki {
-    /// Loads or generates the keys. Certificates that they sign are valid for `lifetime`, and as long as their CA at most.
+    /// Loads or generates the keys. Certificates that they sign are valid for `lifetime`, but not longer than their CA.
     pub fn open(keys: &ClusterKeys, lifetime: Duration) -> Result<ClusterPki, KeysError> {
         let dir = match keys {
             ClusterKeys::Generated => return Ok(ClusterPki::new(lifetime)?),
@@ -104,7 +104,7 @@ fn save(pki: &ClusterPki, dir: &Path) -> io::Result<()> {
     let key = pki.service_account().serialize_pem();
     write_private(&new.path().join(SERVICE_ACCOUNT), &key)?;
     match std::fs::rename(new.path(), dir) {
-        // Another process was faster: its keys are loaded.
+        // Another process has created the directory first. The caller loads its keys.
         Err(error)
             if matches!(
                 error.kind(),

@@ -1,8 +1,8 @@
 //! The seed: a copy of etcd's data directory that already contains upstream's bootstrap objects
 //! (namespaces, bootstrap RBAC, priority classes, default service accounts).
 //!
-//! Without it a new cluster spends two seconds writing them one by one. A seed contains no secrets: keys and CAs are
-//! generated for each cluster.
+//! Without it the API server of a new cluster spends two seconds writing them one by one. A seed contains no secrets: each
+//! cluster has its own keys and CAs.
 
 use std::fs::File;
 use std::io;
@@ -13,8 +13,8 @@ use rustix::fs::{SeekFrom, seek};
 /// The directory that etcd creates in its data directory.
 const MEMBER: &str = "member";
 
-/// Copies the seed into etcd's data directory `store`, unless that has objects already. An interrupted copy is not mistaken for a
-/// store.
+/// Copies the seed into etcd's data directory `store`, unless etcd has data there already. Renames the complete copy, so that an
+/// interrupted copy is not mistaken for etcd's data.
 pub fn install(seed: &Path, store: &Path) -> io::Result<()> {
     if store.join(MEMBER).exists() {
         return Ok(());
@@ -81,7 +81,7 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
 
 const BLOCK: usize = 64 * 1024;
 
-/// Copies the bytes from `at` to `end` except for blocks of zeros: file systems report preallocated space as data.
+/// Copies the bytes from `at` to `end` except for blocks of zeros: some file systems report preallocated space as data.
 fn copy_range(
     source: &File,
     target: &mut File,

@@ -1,9 +1,9 @@
 //! Splits a process into a worker and a guard that supervises it.
 //!
 //! The guard is the worker's parent. It forwards signals, reaps orphans as their subreaper, and kills all remaining
-//! descendants when the worker exits for any reason. If the guard is killed, the worker gets SIGTERM (its parent death signal)
-//! and shuts down in order. So `kill -9` of either process leaves no processes behind, even where Slurm does not track
-//! processes that were reparented.
+//! descendants when the worker exits, unless it restarts the worker ([`GuardPolicy::Restart`]) or the worker hands them over
+//! ([`EXIT_HANDED_OVER`]). If the guard is killed, the worker gets SIGTERM (its parent death signal) and shuts down in order. So
+//! `kill -9` of either process leaves no unsupervised processes, even where Slurm does not track reparented processes.
 //!
 //! ```text
 //!   slurmstepd ── guard ── worker ── its children
@@ -24,7 +24,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 pub enum GuardPolicy {
     /// Kill the worker's descendants and exit.
     Exit,
-    /// Restart the worker; back off if it was not healthy.
+    /// Restart the worker after a back-off, which a long run resets.
     Restart,
 }
 
@@ -62,8 +62,8 @@ const RESTART_BACK_OFF: ProcessBackOff =
     ProcessBackOff::new(Duration::from_millis(50), Duration::from_secs(10));
 const DESCENDANT_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Blocks the signals that Slurm may send to every process of a job at once. For processes that other processes depend on and
-/// that exit on a request from the agent or the leader instead.
+/// Blocks the signals that Slurm may send to every process of a job at once. Used by processes that must outlive the processes that
+/// depend on them, and that exit when the agent or the leader requests it.
 pub fn block_job_signals() -> io::Result<BlockedSignals> {
     BlockedSignals::new(&[
         Signal::TERM,
@@ -169,8 +169,8 @@ fn supervise(
                     }
                 }
             }
-            // Sent by the terminal (Ctrl-C): the worker is in the same process group and has received it. The exception is SIGHUP
-            // of a closed terminal, which only the session leader receives; that may be the guard.
+            // Sent by the terminal (Ctrl-C) to the process group, so the worker has received it too. The exception is the SIGHUP of
+            // a closed terminal: the kernel sends it to the session leader, which may be the guard.
             signal if received.from_kernel && signal != Signal::HUP => {}
             signal => {
                 *terminating |= requests_termination(signal);

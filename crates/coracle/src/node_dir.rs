@@ -24,7 +24,7 @@ pub struct NodeDir {
 }
 
 impl NodeDir {
-    /// Derives everything from the cluster's secret. Other users cannot guess the directory's name and create it first.
+    /// Derives everything from the cluster's secret, so that other users cannot guess the directory's name and create it first.
     pub fn new(secret: &str, node: &str) -> Self {
         let id = derive(secret, "directory", node).into_iter().take(16);
         let id: String = id.map(|byte| format!("{byte:02x}")).collect();
@@ -49,7 +49,8 @@ impl NodeDir {
                 "it belongs to another user, or others can access it",
             ));
         }
-        // Not fatal: pods that write nothing can run on a full disk. Without this file, the directory is never removed as abandoned.
+        // Not fatal: pods that write nothing can run on a full disk. Without this file, the directory is not
+        // removed if it is abandoned.
         if let Err(error) = std::fs::write(self.dir.join(HOST_FILE), hostname()) {
             tracing::warn!(dir = %self.dir.display(), %error, "cannot write to the node's directory");
         }
@@ -62,7 +63,7 @@ pub fn kubelet_socket(dir: &Path) -> PathBuf {
     dir.join("kubelet.sock")
 }
 
-/// Where the hub of a node listens, in the node's directory.
+/// The sockets of the node's hub, in a node's directory.
 pub fn hub_sockets(dir: &Path) -> HubSockets {
     HubSockets {
         outside: dir.join("hub.sock"),
@@ -70,7 +71,7 @@ pub fn hub_sockets(dir: &Path) -> HubSockets {
     }
 }
 
-/// The directories of the locks that the hub's processes hold, outside and inside.
+/// The directories of the locks of the hub's two processes: outside its network namespace, and inside ([`network::hub`]).
 pub fn hub_locks(dir: &Path) -> [PathBuf; 2] {
     [dir.join("hub"), dir.join("hub-inside")]
 }
@@ -95,7 +96,7 @@ pub fn layers(dir: &Path) -> PathBuf {
     dir.join("layers")
 }
 
-/// The node's local scratch directory.
+/// The node's local scratch directory: `TMPDIR`, else `/tmp`.
 pub fn scratch_dir() -> PathBuf {
     let dir = std::env::var_os("TMPDIR").map(PathBuf::from);
     dir.filter(|dir| dir.is_absolute() && dir.is_dir())

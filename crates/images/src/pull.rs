@@ -55,7 +55,7 @@ pub struct LocalImage {
     pub layers: Vec<PathBuf>,
     /// The defaults for a container.
     pub config: ImageConfig,
-    /// Whether the registry was contacted; false if the image was present already.
+    /// Whether the registry was contacted. False if the image was present and the policy is not `Always`.
     pub pulled: bool,
 }
 
@@ -147,9 +147,9 @@ fn image(
 /// The blobs of the store that a pull may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BlobAccess {
-    /// All blobs of the image: the access record of its manifest grants it.
+    /// All blobs of the image: the access record of its manifest permits the requester to use them.
     Recorded,
-    /// Blobs whose own access records grant it. The others must be downloaded from the image's registry.
+    /// Only blobs whose own access records permit it. The others must be downloaded from the image's registry.
     ByBlob,
 }
 
@@ -206,7 +206,7 @@ impl ImagePull<'_> {
         for (digest, grant) in documents.grants {
             let grant = match (digest == manifest, documents.access) {
                 (false, _) => Some(grant),
-                // Unchanged: this pull did not test whether the registry would have sent the blobs.
+                // Keep the access record: this pull did not test whether the registry would send the blobs to the requester.
                 (true, BlobAccess::Recorded) => None,
                 // `coracle image pull` makes an image available to all pods of the user.
                 (true, BlobAccess::ByBlob) if self.layers.is_none() => Some(Grant::Public),
@@ -293,8 +293,8 @@ impl ImagePull<'_> {
         Ok(fetched.await?)
     }
 
-    /// Fetches and, with [`Layers`], unpacks all layers. `keep` fetches the blobs of unpacked layers too, for other
-    /// nodes. Returns the paths of the layers and their grants.
+    /// Fetches all layers and, with [`Layers`], unpacks them. With `keep`, also fetches the blobs of layers that this node has
+    /// unpacked already, because other nodes share the store. Returns the paths of the layers and their grants.
     async fn fetch_layers(
         &self,
         stored: &StoredImage,

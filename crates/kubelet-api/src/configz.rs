@@ -10,7 +10,6 @@ use serde_json::json;
 use crate::pod_source::PodSource;
 use crate::stats::node_or_unavailable;
 
-/// The endpoint.
 pub(crate) async fn configz(State(source): State<Arc<dyn PodSource>>) -> Response {
     match node_or_unavailable(&*source) {
         Ok(node) => Json(json!({ "kubeletconfig": node.configuration() })).into_response(),

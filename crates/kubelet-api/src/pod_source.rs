@@ -67,12 +67,12 @@ pub type ContainerLogStream = BoxStream<'static, io::Result<Bytes>>;
 /// Why a log cannot be read. Its text, with its sources, goes to the client.
 pub type LogError = Box<dyn Error + Send + Sync>;
 
-/// Which part of which container's log to read: upstream's `PodLogOptions`, validated.
+/// A container and the part of its log to read: upstream's `PodLogOptions`, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogOptions {
     /// The container, of any kind.
     pub container: String,
-    /// Read the run before the newest one. While a container waits for a restart, its last run is the newest.
+    /// Read the log of the run before the latest. While a container waits for a restart, the run that has just ended is the latest.
     pub previous: bool,
     /// Follow the log until the container ends.
     pub follow: bool,
@@ -116,7 +116,7 @@ pub struct ExecOptions {
 pub struct AttachOptions {
     /// The container, of any kind.
     pub container: String,
-    /// The streams that the client requests. `tty` says whether the container has a terminal, whatever the client expects.
+    /// The streams that the client requests, except that `tty` says whether the container has a terminal.
     pub streams: RequestedStreams,
 }
 
@@ -141,7 +141,7 @@ pub struct ContainerSession {
     pub stdin: Option<mpsc::Sender<Bytes>>,
     /// New sizes of the terminal; the last one is in effect. Absent without a terminal.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// The requested output; the last item is the exit. Dropping it before means that the client has disconnected.
+    /// The requested output; the last item is the exit. The receiver drops it earlier if the client disconnects.
     pub output: BoxStream<'static, SessionOutput>,
 }
 

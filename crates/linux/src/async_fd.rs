@@ -17,7 +17,7 @@ pub fn register(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<O
 
 /// Waits until the process of a pidfd exits: the pidfd is then readable.
 pub async fn process_exited(pidfd: OwnedFd) -> io::Result<()> {
-    // Blocking or not makes no difference to poll, but waitid with a copy of the descriptor must still be able to block.
+    // Leave the pidfd blocking: its duplicates share O_NONBLOCK, and waitid on a duplicate must still block.
     let pidfd = register_unchanged(pidfd, Interest::READABLE)?;
     pidfd.readable().await.map(drop)
 }
@@ -32,7 +32,7 @@ fn register_unchanged(descriptor: OwnedFd, interest: Interest) -> io::Result<Asy
 pub struct OutputReader(AsyncFd<OwnedFd>);
 
 impl OutputReader {
-    /// Takes our end.
+    /// `descriptor` is this process's end of the pipe, or the master side.
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         Ok(Self(register(descriptor, Interest::READABLE)?))
     }
@@ -46,7 +46,7 @@ impl AsyncRead for OutputReader {
     ) -> Poll<io::Result<()>> {
         loop {
             let mut ready = ready!(self.0.poll_read_ready(context))?;
-            // SAFETY: the bytes are only written, by `read`.
+            // SAFETY: `read` only writes to the bytes, and does not de-initialize any.
             let unfilled = unsafe { buffer.unfilled_mut() };
             let read = match rustix::io::read(self.0.get_ref(), unfilled) {
                 Ok((filled, _)) => filled.len(),
@@ -59,7 +59,7 @@ impl AsyncRead for OutputReader {
                 Err(Errno::IO) => 0,
                 Err(error) => return Poll::Ready(Err(error.into())),
             };
-            // SAFETY: `read` has written so many bytes.
+            // SAFETY: `read` has initialized this many bytes.
             unsafe { buffer.assume_init(read) };
             buffer.advance(read);
             return Poll::Ready(Ok(()));
@@ -72,12 +72,13 @@ impl AsyncRead for OutputReader {
 pub struct InputWriter(AsyncFd<OwnedFd>);
 
 impl InputWriter {
-    /// Takes our end. The process reads end-of-file from a pipe when this is dropped.
+    /// `descriptor` is this process's end of the pipe, or the master side. When a pipe's writer is
+    /// dropped, the process reads end-of-file.
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
         Ok(Self(register(descriptor, Interest::WRITABLE)?))
     }
 
-    /// Writes some bytes, and returns how many. A dropped future has written nothing.
+    /// Writes some bytes, and returns how many. Cancel-safe: a future that is dropped early has written nothing.
     pub async fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let write = |descriptor: &OwnedFd| Ok(rustix::io::write(descriptor, bytes)?);
         self.0.async_io(Interest::WRITABLE, write).await

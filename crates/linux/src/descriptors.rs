@@ -1,7 +1,7 @@
 //! The limit on open file descriptors, and which of them survive an exec.
 //!
-//! Jobs often start with a low soft limit, for programs that use `select`. Our processes serve many streams and connections, so
-//! they raise it to the hard limit. Programs that they start for others get the original limit back ([`restore_limit`]).
+//! Jobs often start with a low soft limit, because `select` supports only descriptors below 1024. Our processes serve many streams
+//! and connections, so they raise it to the hard limit. Programs in containers get the original limit back ([`restore_limit`]).
 
 use std::io;
 use std::sync::OnceLock;
@@ -11,8 +11,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The soft limit before it was raised. Forked processes inherit this value.
 static ORIGINAL_SOFT_LIMIT: OnceLock<u64> = OnceLock::new();
 
-/// Raises the soft limit to the hard limit. [`restore_limit`] restores `original` or, without it, the current limit. Returns the
-/// value to restore, to be passed to child processes, which inherit the raised limit.
+/// Raises the soft limit to the hard limit. `original` is the limit for [`restore_limit`]; `None` means the current one. Returns
+/// that limit: pass it to child processes, which inherit the raised limit and cannot read the original one.
 pub fn raise_limit(original: Option<u64>) -> io::Result<u64> {
     let now = getrlimit(Resource::Nofile);
     let original =
@@ -39,8 +39,8 @@ pub fn restore_limit() -> io::Result<()> {
     Ok(())
 }
 
-/// Marks all descriptors but the standard streams close-on-exec. All of ours are already; this covers forgotten ones, and those
-/// inherited from our parent. Fails on kernels before 5.11.
+/// Marks all descriptors except the standard streams close-on-exec. Our code opens descriptors with that flag; this call covers
+/// omissions, and descriptors inherited from the parent process. Fails on kernels before 5.11.
 pub fn close_all_on_exec() -> io::Result<()> {
     // SAFETY: the call takes three integers, and only sets a flag on descriptors, which stay open.
     let done = unsafe {

@@ -40,7 +40,7 @@ pub fn allow_traversal(dir: &Path) -> io::Result<()> {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711))
 }
 
-/// Mounts a tmpfs with the mode and the flags of `/dev/shm`, and the size that container runtimes give it.
+/// Mounts a tmpfs for `/dev/shm`, with the usual mode and flags, and the default size of container runtimes (64 MiB).
 pub fn shm(target: &Path) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let options = c"mode=1777,size=65536k";

@@ -2,7 +2,7 @@
 //!
 //! The kernel compares RLIMIT_NPROC with the number of threads that the user has on the whole machine. Since Linux 5.14 a user
 //! namespace also keeps the limit of the process that created it: a fork inside fails if the user's threads, inside and outside,
-//! exceed that limit, whatever limit the forking process has. So a lower limit for the namespace reserves processes for use
+//! exceed that limit, whatever limit the forking process has. So a lower limit for the namespace reserves threads for processes
 //! outside of it.
 
 use std::fs::File;
@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::file_id::FileId;
 
-/// The limit for programs that we start for others. Forked processes inherit it.
+/// The limit for the programs of containers. Forked processes inherit this value.
 static PROGRAM_LIMIT: OnceLock<u64> = OnceLock::new();
 
 /// The limit of this process; `None` if unlimited.
@@ -22,7 +22,7 @@ pub fn current() -> Option<u64> {
     getrlimit(Resource::Nproc).current
 }
 
-/// Lowers the soft and hard limits of this process. A lower limit stays.
+/// Lowers the soft and hard limits of this process to at most `limit`.
 pub fn lower(limit: u64) -> io::Result<()> {
     let now = getrlimit(Resource::Nproc);
     let least = |old: Option<u64>| Some(old.map_or(limit, |old| old.min(limit)));
@@ -68,7 +68,7 @@ fn threads_of(status: &str, user: u32) -> Option<u64> {
     field("Threads:")
 }
 
-/// Whether the user namespace of a process is this one or a descendant of it; false if it is not accessible.
+/// Whether the user namespace of a process is `ancestor` or a descendant of it; false if it is not accessible.
 fn is_within(process: i32, ancestor: FileId) -> bool {
     let mut namespace = File::open(format!("/proc/{process}/ns/user"))
         .ok()

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 /// Attempts for openat2, which returns EAGAIN if directories are renamed meanwhile.
 const ATTEMPTS: usize = 64;
 
-/// Why a subPath cannot be opened, with upstream's messages where users see them.
+/// Why a subPath cannot be opened. The messages for `Absolute` and `Backsteps` are upstream's.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
     /// It is absolute.
@@ -22,13 +22,13 @@ pub enum SubPathError {
     /// It contains `..`.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
-    /// A symbolic link in it leads out of the volume.
+    /// A symbolic link in it leads out of the volume, is a magic link of `/proc`, or is part of a loop.
     #[error("subPath {0:?} is not within its volume")]
     Outside(String),
     /// It does not exist, and must not be created.
     #[error("subPath {0:?} does not exist in its volume")]
     Missing(String),
-    /// The kernel reports an error.
+    /// Any other error.
     #[error("cannot open subPath {path:?} of its volume")]
     Io {
         /// The subPath.
@@ -108,7 +108,7 @@ fn create_missing(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
                     rustix::fs::chmod(this.as_str(), Mode::from_raw_mode(mode))?;
                     made
                 }
-                // Another process was faster, or it is a dangling link, for which `beneath` fails again.
+                // Another process has created it meanwhile, or it is a dangling link, for which `beneath` fails again.
                 Err(Errno::EXIST) => beneath(root, &path[..end])?,
                 Err(error) => return Err(error),
             },

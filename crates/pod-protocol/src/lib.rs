@@ -1,11 +1,11 @@
 //! The protocol between a kubelet and the sandbox of a pod.
 //!
-//! The sandbox connects to its kubelet, by a Unix socket or by TLS, and sends [`SandboxHello`] as one line of JSON. The kubelet responds with
-//! [`SandboxWelcome`], another line. Then the sandbox *serves* HTTP/2 on that connection:
+//! The sandbox connects to its kubelet, over a Unix socket or TLS, and sends [`SandboxHello`] as one line of JSON. The kubelet
+//! responds with [`SandboxWelcome`], another line. Then the sandbox is the HTTP/2 *server* on that connection:
 //!
 //! ```text
-//!   PUT  /v1/pod      Bundle    the desired pod, complete, sent again on each change
-//!   GET  /v1/state              PodState, complete, one line of JSON per change, until the connection ends
+//!   PUT  /v1/pod      Bundle    the complete desired pod, sent again on each change
+//!   GET  /v1/state              the complete PodState, one line of JSON per change, until the connection ends
 //!   POST /v1/stop     Stop      stop the pod
 //!   POST /v1/dismiss            the pod has finished and its status is recorded: the sandbox cleans up and exits
 //!   POST /v1/retire             as dismiss, but the log files stay: the kubelet serves them from now on
@@ -16,17 +16,18 @@
 //!   POST /v1/port-forward/PORT  bytes in both directions, to a port of the pod
 //! ```
 //!
-//! Frames are those of [`streams`]. The response to one of the last three begins when the command runs or the
-//! connection is established. From then on both bodies flow at once. Resetting the stream means that the client is gone.
+//! Frames are those of [`streams`]. The response to exec, attach or port-forward begins when the command or container runs, or the
+//! port is connected. From then on, the request and response bodies carry data at the same time. The kubelet resets the HTTP/2
+//! stream if its client has disconnected.
 //!
-//! The protocol is level-triggered: after a broken connection, or the death of the kubelet, the sandbox connects
-//! again, receives the bundle again, and responds with its complete state. The two ends need not share a file system, a
+//! The protocol is level-triggered: after a broken connection, or the exit of the kubelet, the sandbox connects
+//! again, receives the bundle again, and reports its complete state. The two ends need not share a file system, a
 //! process table or a clock.
 //!
 //! Responsible for: the types, the connection with both of its ends, the framing of streams, and what both ends derive from a
 //! pod in the same way: whether a container is restarted, and the QoS class.
 //!
-//! Deliberately does not know: the kubelet, nor how a sandbox runs its pod. The sandbox's end calls a
+//! Deliberately does not know: the kubelet's internals, and how a sandbox runs its pod. The sandbox's end calls a
 //! [`connection::SandboxService`].
 //!
 //! Start reading at [`Bundle`] and [`PodState`], then at [`connection`].

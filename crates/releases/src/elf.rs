@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// `e_machine` of the architectures that upstream is released for.
+/// ELF's `e_machine` and Rust's name of each known architecture.
 const MACHINES: [(u16, &str); 5] = [
     (62, "x86_64"),
     (183, "aarch64"),

@@ -76,7 +76,7 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    // Not clap_mangen's synopsis, which ignores `override_usage`.
+    // clap_mangen's synopsis ignores `override_usage`.
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim();
     preformatted(&mut page, "SYNOPSIS", usage)?;
@@ -87,7 +87,7 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     if command.get_subcommands().any(|c| !c.is_hide_set()) {
         man.render_subcommands_section(&mut page)?;
     }
-    // Not clap_mangen's section, which joins lines: this text has tables and examples.
+    // clap_mangen's section joins lines, but this text has tables and examples.
     let notes = command
         .get_after_long_help()
         .or_else(|| command.get_after_help());
@@ -97,12 +97,12 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A section whose lines stay as they are.
+/// Appends a section with the line breaks of `text`: `.nf` disables filling.
 fn preformatted(page: &mut Vec<u8>, title: &str, text: &str) -> io::Result<()> {
     writeln!(page, ".SH {title}\n.nf")?;
     for line in text.lines() {
         let line = line.replace('\\', "\\e").replace('-', "\\-");
-        // A dot or an apostrophe would begin a request.
+        // At the start of a line, a dot or an apostrophe would begin a roff request.
         let guard = if line.starts_with(['.', '\'']) {
             "\\&"
         } else {

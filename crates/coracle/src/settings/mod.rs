@@ -7,7 +7,7 @@ pub mod stream_idle;
 
 use crate::snapshotter;
 
-/// The pairs of a setting such as `high=85,low=80`: each as a whole, its name and its value.
+/// Splits a setting such as `high=85,low=80` into tuples of the whole pair, its name and its value.
 fn pairs(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     parts.map(|part| {

@@ -21,7 +21,7 @@ use crate::reference::{Reference, ReferenceError};
 use crate::store::{ImageStore, ImageStoreError, SpooledFile};
 use download::{Digest, HashingReader};
 
-/// An archive with more files is not an image.
+/// Limit on files and links, far above the number in any archive of images.
 const MAX_ARCHIVE_FILES: usize = 20_000;
 
 /// zstd level for layers that arrive uncompressed.
@@ -174,7 +174,7 @@ fn add_directory(
         let entry = entry.map_err(LoadError::Read)?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
         let path = entry.path();
-        // The directory belongs to the user, so its symlinks are followed.
+        // Unlike an archive, the directory is on the user's own file system, so symlinks out of it are allowed.
         let found = fs::metadata(&path).map_err(LoadError::Read)?;
         if found.is_dir() && depth > 0 {
             add_directory(files, &path, &format!("{name}/"), depth - 1)?;
@@ -231,7 +231,7 @@ impl<'a> ArchiveFiles<'a> {
             return Err(LoadError::TooManyFiles);
         }
         let (start, mut content) = peek(content).map_err(LoadError::Read)?;
-        // In the new format a file's name is its digest, so its bytes must not change.
+        // In an OCI layout a file's name is its digest, so its bytes must not change.
         let may_compress = !name.starts_with("blobs/") && name.ends_with(".tar");
         let staged = match may_compress && Compression::of(&start) == Compression::None {
             true => self.compress(content)?,
@@ -317,12 +317,12 @@ impl<'a> ArchiveFiles<'a> {
         Ok((descriptor, diff_id))
     }
 
-    /// Adds a blob of the new format to the store, and checks its digest.
+    /// Adds a blob of an OCI layout to the store, and checks its digest.
     fn store_blob(&mut self, blob: &Descriptor) -> Result<(), LoadError> {
         let name = format!("blobs/sha256/{}", blob.digest.hex());
         let in_archive = self.staged.contains_key(&name) || self.stored.contains_key(&name);
-        // Loaded images are open to all pods. So a blob that the archive lacks may come from the store only if it
-        // is open to all pods already.
+        // All pods may use loaded images. So a blob that the archive lacks may come from the store only if all pods may use it
+        // already.
         if !in_archive && self.store.has(blob) && self.store.is_public(blob.digest)? {
             return Ok(());
         }
@@ -381,7 +381,7 @@ impl<'a> ArchiveFiles<'a> {
         Ok(all)
     }
 
-    /// The new format, which is also OCI's: all files are blobs named by digest.
+    /// Loads an OCI layout, which `docker save` writes too since Docker 25: all files are blobs named by digest.
     fn load_layout(
         &mut self,
         index: &[u8],
@@ -425,7 +425,8 @@ impl<'a> ArchiveFiles<'a> {
         Ok(all)
     }
 
-    /// The old format: a list of configurations and layers. The loader generates a manifest for each image.
+    /// Loads the format of `docker save` before Docker 25: a list of configurations and layers. Generates a manifest for each
+    /// image.
     fn load_docker(
         &mut self,
         images: Vec<DockerImage>,
@@ -524,7 +525,7 @@ fn image_names(
     if let Some(name) = top.annotations.get(FULL_NAME) {
         return Ok(vec![name.parse()?]);
     }
-    // Often only a tag without a repository, which is not a name.
+    // The annotation often has only a tag, which does not name an image.
     let is_full_name = |name: &&String| name.contains(['/', ':']);
     match top.annotations.get(REF_NAME).filter(is_full_name) {
         Some(name) => Ok(vec![name.parse()?]),

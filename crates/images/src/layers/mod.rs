@@ -165,8 +165,8 @@ impl Layers {
         self.dir.join(Self::name(diff_id))
     }
 
-    /// Whether the layer is unpacked and this blob is known to unpack to it. A configuration that pairs the two is no proof:
-    /// its author may not have access to the layer.
+    /// Whether the layer is unpacked and this blob is known to unpack to it. That an image's configuration pairs the two is no
+    /// proof: its author could name the diff id of a layer without having access to it.
     pub fn has(&self, diff_id: Digest, blob: Digest) -> bool {
         self.is_unpacked(diff_id) && self.has_origin(diff_id, blob)
     }
@@ -199,8 +199,8 @@ impl Layers {
             .map_err(io_error("write", &path))
     }
 
-    /// Unpacks the blob `digest`, stored at `blob`, unless [`has`](Self::has). Waits for a concurrent unpack of the layer. If the
-    /// layer was unpacked from another blob, this blob is only read and its diff id compared.
+    /// Unpacks the blob `digest`, stored at `blob`. Does nothing if [`has`](Self::has) is true. Waits for a concurrent unpack of
+    /// the layer. If the layer was unpacked from another blob, only checks that this blob has the same diff id.
     pub fn unpack(
         &self,
         blob: &Path,
@@ -282,7 +282,7 @@ impl Layers {
         Ok(LayerHold { _locks: locks })
     }
 
-    /// Removes layers that are not in use and were not used for `unused`. Returns their number.
+    /// Removes layers that are not in use and whose last use was at least `unused` ago. Returns their number.
     pub fn prune(&self, unused: Duration) -> Result<usize, LayerError> {
         self.prune_until(unused, || false)
     }
@@ -306,7 +306,7 @@ impl Layers {
             }
             let used = self.use_file(name)?;
             if used.try_lock().is_err() {
-                // In use: now is its time of last use.
+                // In use: set the time of last use to now.
                 self.touch(&used);
                 continue;
             }
@@ -418,7 +418,7 @@ impl<'a> Staging<'a> {
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
         if !self.published {
-            // A failure only wastes disk space, until the node's directory is removed.
+            // A failure only wastes disk space, until `prune` removes the leftover.
             let _ = remove(&self.layers.dir, &self.name);
         }
     }

@@ -11,10 +11,10 @@ use serde::Deserialize;
 use super::config::{RegistryEndpoint, TokenServer};
 use super::error::RegistryError;
 
-/// The largest error message or token response.
+/// Size limit for error messages and token responses, in bytes.
 const MAX_SMALL_BODY: usize = 1 << 20;
 
-/// A client for one endpoint. Registries redirect blob requests.
+/// A client for one endpoint. It follows redirects, because registries redirect blob requests.
 pub fn client(endpoint: &RegistryEndpoint) -> Result<Client, RegistryError> {
     let builder = download::client_builder();
     build(builder, endpoint.verified, endpoint.ca.as_deref())

@@ -11,7 +11,7 @@ use crate::manifest::{Descriptor, Document};
 use crate::reference::Reference;
 use download::Digest;
 
-/// Without a lock a pull may be running, so files younger than this stay.
+/// If the file system has no locks, a pull may be running, so files younger than this are kept.
 const RECENT: Duration = Duration::from_secs(24 * 3600);
 
 /// Timeout for the exclusive lock, which running pulls delay.
@@ -22,7 +22,8 @@ const STORE_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct PruneOptions {
     /// Remove references that were not used for this long.
     pub older_than: Option<Duration>,
-    /// Remove references, least recently used first, until the size of all blobs is at most this.
+    /// Keep references, most recently used first, as long as their blobs together have at most this size. Remove those that do not
+    /// fit.
     pub keep_bytes: Option<u64>,
     /// Only report, remove nothing.
     pub dry_run: bool,
@@ -98,7 +99,8 @@ impl ImageStore {
         Ok(roots)
     }
 
-    /// Collects all blobs below `top`. Manifests of other platforms are mostly absent, and are skipped.
+    /// Collects `top` and all blobs that it refers to, directly or through manifests. Most manifests of other platforms are not in
+    /// the store, and are not followed.
     fn collect_reachable(
         &self,
         top: &Descriptor,
@@ -146,7 +148,7 @@ impl ImageStore {
         });
     }
 
-    /// Removes leftovers of interrupted pulls; a failure only wastes space.
+    /// Removes leftovers of interrupted pulls. Returns the freed bytes; ignores failures, which only waste space.
     fn remove_partial_files(&self, is_removable: impl Fn(&Path) -> bool) -> u64 {
         let entries = fs::read_dir(self.partial()).into_iter().flatten().flatten();
         entries

@@ -36,12 +36,12 @@ struct MetricFamily {
 pub(super) type Labels<'a> = [(&'a str, &'a str)];
 
 impl Exposition {
-    /// Adds a sample of a counter.
+    /// A writer for the next sample of a counter, whose family is added if it is new.
     pub(super) fn counter(&mut self, name: &'static str, help: &'static str) -> SampleWriter<'_> {
         self.family(name, MetricType::Counter, help)
     }
 
-    /// Adds a sample of a gauge.
+    /// Like [`counter`](Self::counter), for a gauge.
     pub(super) fn gauge(&mut self, name: &'static str, help: &'static str) -> SampleWriter<'_> {
         self.family(name, MetricType::Gauge, help)
     }
@@ -65,7 +65,7 @@ impl Exposition {
         SampleWriter(&mut self.0[index])
     }
 
-    /// The whole text.
+    /// All families in the text format.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         for family in &self.0 {

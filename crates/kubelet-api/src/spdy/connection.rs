@@ -1,4 +1,4 @@
-//! The server's side of a connection: frames to events, commands to frames.
+//! The server's side of a SPDY connection: turns received frames into events, and commands into frames to send.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,13 +10,14 @@ use super::frame::{self, Frame, GoAwayStatus, Parser, ResetStatus};
 use super::headers::{HeaderReader, HeaderWriter};
 use crate::streams::{ProtocolError, StreamCommand, StreamEvent, StreamId, StreamProtocol};
 
-/// Limit for open streams. A forwarded connection has two.
+/// Limit for open streams. Each connection that `kubectl port-forward` forwards has two: data and error.
 const MAX_STREAMS: usize = 1024;
 /// Limit for unsent output while a client sends frames that need replies and does not read them.
 const MAX_PENDING_REPLIES: usize = 1 << 20;
 
-/// A keep-alive is a reply to a ping that no client sends (they count from 1), so clients ignore it. A ping of our own would make the client
-/// reply. A client that cannot write its reply does not read either, and both sides would wait for ever.
+/// The id of keep-alive frames. It is odd, so the frame is a reply to a ping of the client. Clients count their pings from 1 and
+/// ignore replies to ids that they have not used. A ping with an even id would require a reply, and a client that blocks while it
+/// writes the reply does not read, which could deadlock the connection.
 const UNUSED_PING_ID: u32 = u32::MAX;
 
 /// State of a connection.
@@ -186,8 +187,8 @@ impl SpdyConnection {
         self.send_pending();
     }
 
-    /// Sends pending data in order, as far as flow control allows. A stream with a full window blocks the others: no Kubernetes client has
-    /// flow control, so simple beats fair.
+    /// Sends pending data in order, as far as flow control allows. A stream whose window is full blocks the others. This is
+    /// acceptable because no Kubernetes client uses flow control.
     fn send_pending(&mut self) {
         while let Some(pending) = self.pending.front_mut() {
             let open = self.streams.get_mut(&pending.stream);

@@ -21,7 +21,7 @@ use super::{
 
 /// Bytes per read.
 const STREAM_READ_SIZE: usize = 64 * 1024;
-/// With less free space than this, allocate a new buffer instead.
+/// The read loop reserves more space if the buffer has less free space than this.
 const MIN_READ_SIZE: usize = 4 * 1024;
 /// Bytes of output to collect before a write.
 const STREAM_WRITE_SIZE: usize = 64 * 1024;
@@ -35,9 +35,9 @@ const OPENED_QUEUE: usize = 16;
 /// Time-outs of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamTimeouts {
-    /// Longest time without traffic in both directions.
+    /// The connection ends after this time without traffic in either direction.
     pub(crate) idle: Duration,
-    /// Interval of keep-alives while the server does not read.
+    /// Interval of keep-alives while the read loop waits for a handler, and so responds to no pings.
     pub(crate) keep_alive: Duration,
     /// Time limit for writing the last output.
     pub(crate) flush: Duration,
@@ -163,7 +163,7 @@ struct Shared<P> {
 struct State<P> {
     protocol: P,
     last_activity: Instant,
-    /// No more commands: write the remaining output, then close.
+    /// The read loop has ended: write the remaining output, then close.
     closing: bool,
 }
 
@@ -275,7 +275,8 @@ impl<P: StreamProtocol> Reader<'_, P> {
     }
 }
 
-/// Reads all available data that fits into the buffer. TLS returns one record per read, and larger chunks are cheaper on the way to the pod.
+/// Reads all available data that fits into the buffer. TLS returns one record per read, and larger chunks cost less to
+/// forward to the pod.
 fn fill(
     io: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
@@ -290,14 +291,14 @@ fn fill(
                     return Poll::Ready(Ok(total));
                 }
             }
-            // The next read returns the end or the error again.
+            // Return the data first: the next read detects an end of file or an error.
             _ if total > 0 => return Poll::Ready(Ok(total)),
             other => return other,
         }
     }
 }
 
-/// Writes until all command senders are dropped, then closes the connection.
+/// Writes until all command senders are dropped or `closing` is set, then shuts down the write side.
 async fn write_loop<P: StreamProtocol>(
     shared: &Shared<P>,
     mut commands: mpsc::Receiver<StreamCommand>,

@@ -11,13 +11,14 @@ use super::conditions::{Readiness, conditions};
 use super::{Pressures, lease, status};
 use crate::api_call::{ApiCallError, call};
 
-/// Bounds the delay of the job's end.
+/// Limits how long deregistration delays the end of the job.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Deletes the Node and its lease. Failures are only logged: the leader deletes Nodes that remain.
+/// Deletes the Node and its lease. Failures are only logged: the cluster's leader deletes Nodes that remain.
 ///
-/// Upstream's Node authorizer does not let a node delete its Node, but NodeRestriction does. So an RBAC rule (`delete` on
-/// `nodes` for group `system:nodes`) is sufficient. Without it the Node is marked not ready, which keeps new pods away.
+/// Upstream's Node authorizer does not permit a node to delete its own Node, but the NodeRestriction admission plugin does. So an
+/// RBAC rule (`delete` on `nodes` for group `system:nodes`) is sufficient. Without that rule, this function marks the Node not
+/// ready, so that the scheduler assigns no new pods to it.
 pub(crate) async fn deregister(client: &Client, node: &str, uid: Option<String>) {
     let deregistration = async {
         tokio::join!(delete_node(client, node, uid), async {
@@ -73,7 +74,7 @@ async fn mark_not_ready(nodes: &Api<Node>, node: &str) -> Result<(), ApiCallErro
         &[],
         Timestamp::now(),
     );
-    // Only Ready, which is the last one: the pressure conditions do not change.
+    // Patch only Ready, which `conditions` returns last: the other conditions do not change.
     let ready = all
         .split_last()
         .map_or(&[][..], |(ready, _)| std::slice::from_ref(ready));

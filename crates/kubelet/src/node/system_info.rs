@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The facts for `status.nodeInfo`. A fact that cannot be read is empty, as in upstream's kubelet.
+/// The facts for `status.nodeInfo`. A fact that cannot be read is empty, as in upstream's kubelet, unless its field has a fallback.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SystemInfo {
     /// Go's name of the architecture: `amd64`, `arm64`.
@@ -14,9 +14,9 @@ pub struct SystemInfo {
     pub kernel_version: String,
     /// From `/etc/machine-id`.
     pub machine_id: String,
-    /// The distribution's display name.
+    /// The distribution's display name, else `Linux`.
     pub os_image: String,
-    /// The hardware's UUID if the user may read it, else the machine id.
+    /// The hardware's UUID if this user may read it, else the machine id.
     pub system_uuid: String,
 }
 

@@ -1,8 +1,8 @@
 //! The interface between the kubelet and the launchers, which start sandboxes.
 //!
-//! A launcher may start a sandbox on another machine, and hours after the request. So the kubelet shares no file system, process
-//! table or clock with a sandbox: it knows a sandbox by its [`SandboxId`], follows it by its [`SandboxState`], and reads what it left
-//! behind from [`PodRecords`].
+//! A launcher may start a sandbox on another machine, and hours after the request. So the kubelet does not rely on a file system,
+//! process table or clock that it shares with a sandbox. It identifies a sandbox by its [`SandboxId`], tracks its
+//! [`SandboxState`], and reads the logs and the last state of an exited sandbox from [`PodRecords`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,14 +18,14 @@ use tokio::sync::{Notify, watch};
 
 /// Starts sandboxes: as children of the agent, or as job steps.
 pub trait Launcher: Send + Sync {
-    /// Starts a sandbox. Returns at once; the handle tells how the start proceeds. The sandbox connects to the kubelet when it runs.
+    /// Starts a sandbox. Returns at once; the handle reports the progress. The sandbox connects to the kubelet when it runs.
     fn launch(&self, request: LaunchRequest) -> SandboxHandle;
 
-    /// Finds the sandbox of a pod that may be alive, whichever kubelet has launched it. After an error the caller must not launch
+    /// Finds a pod's sandbox if it may still run, even if an earlier kubelet launched it. After an error the caller must not launch
     /// another one.
     fn find(&self, uid: &str) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>>;
 
-    /// Finds a sandbox by its id, which is in its first message.
+    /// Finds a connected sandbox by the id from its first message.
     fn adopt(&self, id: &SandboxId) -> BoxFuture<'_, io::Result<Option<SandboxHandle>>>;
 
     /// Logs and checkpoints of the sandboxes of this launcher.
@@ -124,7 +124,7 @@ pub struct SandboxControl {
 }
 
 impl SandboxHandle {
-    /// The two sides for a sandbox in this state.
+    /// Creates the handle of a sandbox in this state, and the launcher's side of it.
     pub fn new(id: Option<SandboxId>, state: SandboxState) -> (Self, SandboxControl) {
         let (sender, receiver) = watch::channel((id, state));
         let kill = Arc::new(Notify::new());
@@ -227,7 +227,7 @@ impl LauncherKind {
     }
 }
 
-/// The resources of a pod: the sum over its containers.
+/// The resources of a pod: the largest amounts that it needs at any one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodResources {
     /// Requested CPUs, in thousandths.
@@ -239,9 +239,9 @@ pub struct PodResources {
 }
 
 impl PodResources {
-    /// Whether these resources fit in `allocated`.
+    /// Whether these resources fit in `allocated`. Extended resources must be equal.
     pub(crate) fn fit_in(&self, allocated: &Self) -> bool {
-        // A pod without a memory request may use all memory.
+        // 0 means no memory request or limit: the pod may use all memory.
         let memory = allocated.memory_bytes == 0
             || (self.memory_bytes > 0 && self.memory_bytes <= allocated.memory_bytes);
         memory && self.cpu_millis <= allocated.cpu_millis && self.extended == allocated.extended

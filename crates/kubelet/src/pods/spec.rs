@@ -8,9 +8,9 @@ use super::launcher::LAUNCHER_ANNOTATION;
 
 /// As in upstream, every pod has at least one second between SIGTERM and SIGKILL.
 const MIN_GRACE_SECONDS: i64 = 1;
-/// The API server accepts any number, but adding the largest ones to a clock would overflow.
+/// The API server accepts any number, but adding the largest ones to an instant would overflow.
 const MAX_GRACE_SECONDS: i64 = 365 * 86_400;
-/// The API server's default.
+/// The default of `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
 pub(crate) fn name(pod: &Pod) -> &str {

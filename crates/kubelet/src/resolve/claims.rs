@@ -15,10 +15,10 @@ use crate::api_call::{ApiCallError, call_for_bound_pod};
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// The annotation with a volume's provisioner.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Coracle's provisioners. Their volumes belong to the user, so that the group can be changed.
+/// Prefix of Coracle's provisioners. The user owns their volumes, so `fsGroup` can be applied.
 const OWN_PROVISIONER_PREFIX: &str = "coracle.dev/";
 
-/// A bound claim.
+/// The volume of a bound claim.
 #[derive(Clone, Debug)]
 pub(super) struct BoundClaim {
     pub volume: PersistentVolume,
@@ -26,7 +26,6 @@ pub(super) struct BoundClaim {
     pub read_only: bool,
 }
 
-/// The claims of a pod.
 pub(super) struct PodClaims {
     /// By name of the pod's volume.
     pub volumes: BTreeMap<String, Result<BoundClaim, String>>,
@@ -99,7 +98,7 @@ impl ClaimReader {
     }
 }
 
-/// The API server's message, if it has responded.
+/// The API server's message or, without a response, the error.
 fn api_message(error: ApiCallError) -> String {
     match error {
         ApiCallError::Status { message, .. } => message,
@@ -185,7 +184,7 @@ fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Res
     Ok(())
 }
 
-/// The source of a persistent volume.
+/// Converts the volume of a claim. Fails for types that Coracle does not support.
 pub(super) fn claim_source(
     name: &str,
     claimed: &BoundClaim,

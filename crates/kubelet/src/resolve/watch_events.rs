@@ -1,4 +1,4 @@
-//! The loop of a watch.
+//! Watches API objects, with retries.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 
 use crate::backoff::ExponentialBackoff;
 
-/// Watches objects and calls `handle` for each event. Retries after errors, and names `objects` in the log. Returns only if the stream ends.
+/// Watches objects and calls `handle` for each event. Logs errors, with `objects` as the name of what is watched, and retries.
+/// Returns only if the stream ends.
 pub(super) async fn watch_events<K>(
     api: Api<K>,
     config: watcher::Config,

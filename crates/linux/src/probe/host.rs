@@ -1,4 +1,5 @@
-//! Facts about a host that can be read without an experiment: kernel, sysctls, file systems, cgroups.
+//! Facts about a host: kernel, sysctls, file systems, cgroups. [`is_writable`] and [`cgroup`] create and remove a test file or
+//! cgroup; the other functions only read.
 
 use std::path::{Path, PathBuf};
 
@@ -70,7 +71,7 @@ enum FileSystemClass {
     Other,
 }
 
-/// Names of file systems by magic number, from linux/magic.h and the sources of the file systems.
+/// The name and class of a file system. The magic numbers are from linux/magic.h and the sources of the file systems.
 fn classify_magic(magic: u64) -> (String, FileSystemClass) {
     let (name, class) = match magic {
         0x6969 => ("nfs", FileSystemClass::Shared),
@@ -97,7 +98,7 @@ fn classify_magic(magic: u64) -> (String, FileSystemClass) {
     (name.to_owned(), class)
 }
 
-/// Whether a file can be created in a directory. Tests it for real, because modes, quotas and read-only mounts all matter.
+/// Whether a file can be created in a directory. Creates one, because modes, quotas and read-only mounts can all prevent it.
 pub fn is_writable(dir: &Path) -> bool {
     use std::os::unix::fs::OpenOptionsExt;
     // O_TMPFILE needs no clean-up; file systems without it (NFS) get a named file.

@@ -16,7 +16,7 @@ use super::inside::{InsideRequest, InsideResponse};
 use super::namespaces::HubNamespaces;
 use super::packet_listener::kill_listener;
 
-/// Time-out of a request. A process inside that exceeds it is stopped or hangs; it is killed and replaced.
+/// Time-out of a request. If it expires, the process inside is stopped or hangs, and the client kills and replaces it.
 const INSIDE_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time-out of the start of the process inside. It runs `newuidmap`, which may wait for the site's directory service.
 const INSIDE_START_TIMEOUT: Duration = Duration::from_secs(50);
@@ -32,14 +32,14 @@ pub type SpawnInside = Box<
         + Sync,
 >;
 
-/// The process inside the namespaces, seen from outside.
+/// Sends requests to the process inside, and holds the descriptors that a replacement for it needs.
 pub(super) struct InsideClient {
     socket: PathBuf,
     spawn: SpawnInside,
     connection: Mutex<InsideConnection>,
-    /// Held open so that a new process can enter them.
+    /// Held open so that a replacement can enter them.
     pub(super) namespaces: HubNamespaces,
-    /// Copies of the stored descriptors, for a new process inside.
+    /// Copies of the stored descriptors, for a replacement.
     stored: Mutex<HashMap<String, Vec<OwnedFd>>>,
 }
 
@@ -100,12 +100,12 @@ impl InsideClient {
             .ok_or_else(|| io::Error::other("the response has no socket"))
     }
 
-    /// Stores descriptors for a later process outside.
+    /// Stores descriptors in the process inside. The successor of this process gets them with [`stored`](Self::stored).
     pub(super) async fn store(&self, name: &str, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let request = InsideRequest::Store {
             name: name.to_owned(),
         };
-        // First, so that a process that replaces the one inside meanwhile gets them too.
+        // Keep the copies before sending the request: a replacement that starts during the request needs them too.
         let copies = descriptors.iter().map(OwnedFd::try_clone);
         let copies = copies.collect::<io::Result<_>>()?;
         self.stored.lock().await.insert(name.to_owned(), copies);
@@ -113,7 +113,7 @@ impl InsideClient {
         Ok(())
     }
 
-    /// The descriptors that an earlier process outside stored; empty if there are none.
+    /// The descriptors that a predecessor of this process stored; empty if there are none.
     pub(super) async fn stored(&self, name: &str) -> io::Result<Vec<OwnedFd>> {
         let request = InsideRequest::Stored {
             name: name.to_owned(),
@@ -125,7 +125,7 @@ impl InsideClient {
         Ok(response.descriptors)
     }
 
-    /// Ends the process inside, and thereby the pods' network. Returns when it has exited.
+    /// Ends the process inside, and thereby the pods' network. Returns when it has exited, or after a time-out.
     pub(super) async fn shut_down(&self) {
         let connection = self.connection.lock().await;
         let request = serde_json::to_vec(&InsideRequest::ShutDown).unwrap_or_default();
@@ -203,8 +203,8 @@ fn is_disconnected(error: &io::Error) -> bool {
     [BrokenPipe, ConnectionReset, NotConnected, TimedOut].contains(&error.kind())
 }
 
-/// A connection to the process inside. Its requests are numbered: a response that arrives after the time-out of its request must not be
-/// taken for that of the next one.
+/// A connection to the process inside. Requests and responses are numbered, to discard a response that arrives after the
+/// time-out of its request.
 struct InsideConnection {
     packets: PacketConnection,
     last_number: u64,
@@ -272,7 +272,7 @@ async fn start_process(
     let mut failure = spawn(previous)?;
     let deadline = Instant::now() + INSIDE_START_TIMEOUT;
     loop {
-        // The socket file may still be that of a process that has exited.
+        // Fails until the new process listens: the socket file is missing, or a stale one of a process that has exited.
         if let Ok(connection) = InsideConnection::open(socket) {
             return Ok(connection);
         }

@@ -25,7 +25,8 @@ impl SandboxClient {
         Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 
-    /// Attaches to the streams of a container, and waits for its start. `input` as for [`exec`](Self::exec).
+    /// Attaches to the streams of a container. Waits, without a time-out, until the container runs. `input` as for
+    /// [`exec`](Self::exec).
     pub async fn attach(
         &self,
         query: &AttachQuery,
@@ -39,8 +40,8 @@ impl SandboxClient {
         Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 
-    /// Connects to a port of the pod, and sends `input` there. The end of `input` closes that direction. Returns the bytes that the
-    /// port sends; dropping them closes the connection.
+    /// Connects to a port of the pod, and sends `input` to it. The end of `input` closes that direction. Returns a stream of the
+    /// bytes from the port; dropping the stream closes the connection.
     pub async fn port_forward(
         &self,
         port: u16,
@@ -55,7 +56,7 @@ impl SandboxClient {
     }
 }
 
-/// A session of exec or attach. Dropping it before its end tells the sandbox that the client is gone.
+/// A session of exec or attach. Dropping it before its end resets the HTTP/2 stream: the sandbox sees a disconnected client.
 #[derive(Debug)]
 pub struct SandboxSession(FrameReader);
 

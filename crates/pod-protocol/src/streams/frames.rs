@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Length of a frame's header.
 const HEADER_SIZE: usize = 4;
-/// Limit for frames that are decoded as a whole: the longest command that Linux accepts, in JSON.
+/// Limit for frames that are decoded as a whole. The largest are queries with a command: Linux's default limit for those is 2 MiB.
 const MAX_WHOLE_PAYLOAD: usize = 4 * 1024 * 1024;
 /// The largest value of the length field.
 const MAX_PAYLOAD: usize = 0xff_ffff;
@@ -130,7 +130,7 @@ pub enum FrameError {
     InvalidPayload(FrameKind),
 }
 
-/// A frame with a copy of `payload`, which must be shorter than 16 MiB.
+/// A frame with a copy of `payload`, which must be shorter than 16 MiB: the rest is cut off.
 pub fn encode_frame(kind: FrameKind, payload: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(HEADER_SIZE + payload.len());
     bytes.put_bytes(0, HEADER_SIZE);
@@ -138,7 +138,7 @@ pub fn encode_frame(kind: FrameKind, payload: &[u8]) -> Bytes {
     finish_frame(kind, bytes)
 }
 
-/// A frame whose payload `fill` appends to the buffer. No frame if it appends nothing.
+/// A frame with the payload that `fill` appends to the buffer; `None` if it appends nothing.
 pub fn fill_frame<T>(
     kind: FrameKind,
     capacity: usize,
@@ -160,7 +160,7 @@ fn finish_frame(kind: FrameKind, mut bytes: BytesMut) -> Bytes {
     shrink(bytes)
 }
 
-/// The bytes without most of their unused capacity: many of them may wait for slow clients.
+/// Frees the unused capacity if it is more than half: many frames may be queued for slow clients.
 pub(super) fn shrink(bytes: BytesMut) -> Bytes {
     if bytes.len() * 2 < bytes.capacity() {
         return Bytes::copy_from_slice(&bytes);
@@ -180,7 +180,7 @@ pub struct FrameDecoder {
 }
 
 impl FrameDecoder {
-    /// Adds a chunk. All frames of the chunk before it must have been taken.
+    /// Adds a chunk. Call [`take`](Self::take) until it returns `None` before adding the next one.
     pub fn push(&mut self, bytes: Bytes) {
         debug_assert!(self.chunk.is_empty(), "the chunk before was not taken");
         self.chunk = bytes;

@@ -1,5 +1,5 @@
-//! Checks that no user other than root, the release's owner and this user can change a seed. A user with write access to the store of a
-//! new cluster could become its administrator.
+//! Checks that only root, the release's owner and this user can change a seed. New clusters start from the seed, so a user
+//! who can write to it could become their administrator.
 
 use std::fs::{Metadata, Permissions};
 use std::io;
@@ -8,10 +8,10 @@ use std::path::Path;
 
 /// Writable by the group or by others.
 const OTHERS_WRITE: u32 = 0o022;
-/// In a sticky directory, users can rename only their own entries.
+/// In a sticky directory, users can rename and remove only their own entries.
 const STICKY: u32 = 0o1000;
 
-/// The uids that may be able to change a seed.
+/// The uids that may own a seed and its parent directory.
 #[derive(Clone, Copy, Debug)]
 pub struct TrustedUids([u32; 3]);
 
@@ -70,7 +70,7 @@ impl TrustedUids {
     }
 }
 
-/// Removes other users' write permission from a directory of this user: the umask may have allowed it to the group.
+/// Removes the write permission of group and others from a directory of this user: a umask of 002 allows it to the group.
 pub fn remove_write_of_others(dir: &Path) {
     let own_uid = rustix::process::geteuid().as_raw();
     if let Ok(metadata) = dir.symlink_metadata()

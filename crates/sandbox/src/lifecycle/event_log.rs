@@ -6,10 +6,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use pod_protocol::PodEvent;
 
-/// Number of events that are kept for a kubelet that is not connected.
+/// Number of events that are kept, for a kubelet that connects later.
 const MAX_EVENTS: usize = 64;
 
-/// The type of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
     Normal,

@@ -1,4 +1,4 @@
-//! The cgroups of a pod, where the node lets us create any: one for the pod, and below it one per attempt of a container.
+//! The cgroups of a pod, if a cgroup is delegated to us: one for the pod, and below it one per attempt of a container.
 //!
 //! The sandbox itself stays outside: its resource usage is not the pod's, and it must survive to report how the pod ended.
 
@@ -24,7 +24,7 @@ pub fn pod_cgroup(pods: &Path, uid: &str) -> Cgroup {
 pub fn create_pod_cgroup(cgroup: &Cgroup, spec: &PodSpec) -> io::Result<()> {
     cgroup.create()?;
     cgroup.set_limits(&limits::pod_limits(spec))?;
-    // Delegate all controllers of the pod to its containers.
+    // Enable all controllers of the pod for its containers.
     cgroup.enable_controllers(&cgroup.controllers())?;
     for old in cgroup.children() {
         old.kill();
@@ -40,7 +40,7 @@ pub async fn create_container_cgroup(
     attempt: u32,
 ) -> io::Result<Cgroup> {
     let cgroup = pod.child(&format!("{}-{attempt}", container.name));
-    // Created anew, so that its counters start at zero. The cgroup of a killed sandbox may still have processes that are exiting.
+    // Remove a leftover of a killed sandbox, so that the counters start at zero. Its processes may still be exiting.
     if cgroup.path().exists() {
         remove_cgroup(&cgroup).await;
     }

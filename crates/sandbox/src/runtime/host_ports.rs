@@ -1,8 +1,8 @@
 //! `hostPort`: forwards TCP connections and UDP datagrams (`host_port_udp.rs`) from a port of the node to a port of the pod.
 //!
-//! The sandbox is in the node's network namespace, and the inner process creates sockets in the pod's, so forwarding needs neither the
-//! kubelet nor the hub. All clients that reach the node reach the port, as the pod requested. SCTP is not supported, and reported in
-//! an Event.
+//! The sandbox is in the node's network namespace, and the inner process creates sockets in the pod's. So forwarding needs neither
+//! the kubelet nor the hub. Every client that can reach the node can connect to the port, as usual for `hostPort`.
+//! SCTP is not supported; the sandbox reports such ports in an Event.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use super::inner_client::InnerClient;
 
 /// Concurrent connections per port; more wait in the listener's backlog.
 const MAX_CONNECTIONS: usize = 512;
-/// TCP keepalive for clients: without it, one that lost its power would hold its connection forever.
+/// TCP keepalive for clients: without it, the connection of a client that lost power would stay open forever.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after accept() failed, usually because the process has too many open files.
@@ -189,11 +189,11 @@ async fn serve(listener: TcpListener, to: SocketAddr, inner: Rc<InnerClient>) {
     }
 }
 
-/// Forwards bytes in both directions. If the pod does not accept the connection, closes it.
+/// Forwards bytes in both directions. Closes the client's connection if the pod does not accept one.
 async fn forward(mut client: TcpStream, to: SocketAddr, inner: Rc<InnerClient>) {
     let forwarded = async {
         let mut server = connect(&inner, to).await?;
-        // The two ends decide about batching; Nagle's algorithm would only add latency.
+        // Client and pod have already batched their writes; Nagle's algorithm would only add latency.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         set_keepalive(&client)?;

@@ -387,7 +387,7 @@ async fn rm(args: &RmArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The message for a removed image. Removing by digest also removes tags, so it lists those.
+/// The message for a removed image. Removing by digest also removes tags, so the message lists them.
 fn removed_text(reference: &Reference, removed: &[Reference]) -> String {
     let others = removed.iter().filter(|name| *name != reference);
     let others: Vec<_> = others.map(ToString::to_string).collect();
@@ -421,7 +421,7 @@ fn parse(names: &[String]) -> Result<Vec<Reference>, ReferenceError> {
     names.iter().map(|name| name.parse()).collect()
 }
 
-/// Writes a line to standard output. A closed pipe is no error.
+/// Writes a line to standard output. Ignores a closed pipe.
 fn print(line: &str) -> io::Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,7 +1,8 @@
-//! Manifests as a workload: applies them with kubectl. `progress/` observes them afterwards.
+//! Manifests as a workload: applies them with kubectl. `progress/` then watches their objects.
 //!
-//! The workload ends when all Jobs and bare Pods have ended, with 1 if any of them failed. If there are only objects that never end
-//! (a Deployment, a CronJob), the cluster runs until the Slurm job ends. The workload does not wait for objects that run nothing.
+//! The workload ends when all Jobs and bare Pods have ended, with exit code 1 if any of them failed. If there are only objects that
+//! never end (a Deployment, a CronJob), the cluster runs until the Slurm job ends. The workload does not wait for objects without
+//! pods.
 
 use console::{Failure, FailureCode, print_stderr};
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use super::workload::Manifests;
 
 type Env = BTreeMap<&'static str, OsString>;
 
-/// Custom resources can't be applied until the API server serves their new definition.
+/// kubectl cannot apply custom resources until the API server serves their new definition.
 const APPLY_ATTEMPTS: u32 = 5;
 
 /// An object in kubectl's output.

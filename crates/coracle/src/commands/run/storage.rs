@@ -1,4 +1,5 @@
-//! The cluster's storage provisioner. It runs in the leader and deletes the cluster's volumes when the cluster ends.
+//! The cluster's storage provisioner. It runs in the leader and deletes the cluster's shared volumes when the cluster ends, unless
+//! their reclaim policy is Retain.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,13 +39,13 @@ pub fn start(client: Client, slurm: Slurm, owner: VolumeOwner) -> Option<Storage
 }
 
 impl StorageProvisioner {
-    /// Stops the provisioner and deletes the volumes that belong to this cluster alone.
+    /// Stops the provisioner and deletes this cluster's shared volumes with the reclaim policy Delete.
     pub async fn stop(self, timeout: Duration) {
         self.provisioning.abort();
         let line = self.owner.line();
         let removing = async {
             let _ = self.leftovers.await;
-            // Most clusters have no volumes, so check before making requests.
+            // Most clusters have no volumes, so check before `remove_all` lists them at the API server.
             if provisioner::marked_clusters(&self.dir).contains(&line) {
                 Provisioner::new(self.client, &self.dir, remove_dir(), &line)
                     .remove_all()
@@ -63,7 +64,7 @@ impl StorageProvisioner {
 /// Deletes the volumes of clusters that were killed before they could do so.
 async fn remove_leftovers(dir: PathBuf, slurm: Slurm, own: VolumeOwner) {
     let mut ended = provisioner::marked_clusters(&dir);
-    // Job ids of another Slurm cluster with the same home directory mean nothing here.
+    // Another Slurm cluster may have the same home directory. Its job ids cannot be looked up here, so its volumes are kept.
     let job = |line: &str| {
         let owner = VolumeOwner::parse(line)?;
         (owner.slurm == own.slurm && owner.job != own.job).then_some(owner.job)

@@ -25,15 +25,15 @@ use super::SandboxConfig;
 use crate::node_dir;
 use crate::settings::image_limits;
 
-/// The resources of this node for one pod.
+/// The services of this node for one pod.
 pub struct LocalNodeServices {
     images: HeldImages,
     host_ips: Vec<IpAddr>,
     uid: String,
     hub_socket: PathBuf,
-    /// Behind a mutex: an operation that was begun for a terminating pod completes before the volumes are removed.
+    /// The mutex makes `release` wait for a set-up that still runs when the pod terminates.
     volumes: Arc<Mutex<PodVolumes>>,
-    /// The task that keeps the pod's network attachment.
+    /// The task that keeps the connection to the hub, and reattaches the pod if the connection is lost.
     attachment_task: RefCell<Option<AbortOnDropHandle<()>>>,
     /// Changes of the attachment: a new interface, or `None` if it was lost.
     changes: (
@@ -43,7 +43,7 @@ pub struct LocalNodeServices {
 }
 
 impl LocalNodeServices {
-    /// The resources of the node of `config`.
+    /// The services of the node on which `config` places the sandbox.
     pub fn new(config: &SandboxConfig, pod_dirs: &PodDirs, puller: ImagePuller) -> Self {
         let (changed, changes) = mpsc::unbounded_channel();
         Self {
@@ -64,7 +64,8 @@ impl LocalNodeServices {
         }
     }
 
-    /// Runs `work` on another thread. Large volumes, and those of slow servers, take minutes, and the sandbox has a single thread.
+    /// Runs `work` on a blocking thread: volumes that are large or on slow servers take minutes, and all tasks of the sandbox share
+    /// one thread.
     async fn with_volumes<T: Send + 'static>(
         &self,
         work: impl FnOnce(&PodVolumes) -> Result<T, String> + Send + 'static,
@@ -109,7 +110,8 @@ impl NodeServices for LocalNodeServices {
                 Err(ImageProblem { reason, message })
             }
             Err(HeldImageError::NoForkServer) => {
-                // Only a new sandbox can fork non-dumpable processes again. The kubelet starts it, and it continues by the restart policy.
+                // Only a new sandbox can fork non-dumpable processes for pulls. The kubelet starts one, which then
+                // follows the pod's restart policy.
                 tracing::error!(
                     "the sandbox exits: all of its fork servers for image pulls were killed"
                 );
@@ -149,7 +151,7 @@ impl NodeServices for LocalNodeServices {
             uid: self.uid.clone(),
             claim: None,
         };
-        // The sandbox retries, and reports each failure at the pod.
+        // The caller retries, and reports each failure with the reason FailedCreatePodSandBox.
         let attached = HubAttachment::request(&self.hub_socket, &request, &network, ATTACH_TIMEOUT);
         let hub_attachment = attached.await?;
         let attachment = attachment(&hub_attachment);

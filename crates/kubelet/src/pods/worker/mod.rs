@@ -6,11 +6,13 @@
 //!                 └── lost ◄───┴────────────┘     launched again, if the restart policy allows it
 //! ```
 //!
+//! Awaited: the worker waits for a sandbox that an earlier kubelet launched, or for the back-off before the next launch.
+//!
 //! Everything is level-triggered: [`Worker::sync`] compares the desired and the actual state and acts; the loop around it
 //! only waits for the next change. Restarts of containers, probes and hooks are the sandbox's task.
 //!
 //! ```text
-//!   updates.rs          takes changes: pod updates, sandbox connections and states, timers
+//!   updates.rs          handles changes: pod updates, sandbox connections and states, timers
 //!   start.rs            rejects the pod, or launches its sandbox; sends it the bundle or a stop request
 //!   terminate.rs        stops the pod, deletes its object, ends its sandbox
 //!   active_deadline.rs  `activeDeadlineSeconds`
@@ -43,7 +45,7 @@ use super::status_manager::StatusManager;
 use super::{PodPhase, SandboxEnd, SandboxHandle, SandboxState, Shared};
 use crate::backoff::ExponentialBackoff;
 
-/// Time-out for the connection of a sandbox that an earlier kubelet started and whose process was not found. Sandboxes try to
+/// Time-out for the connection of a sandbox that an earlier kubelet launched and that the launcher does not find. Sandboxes try to
 /// connect every second.
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum delay before a sandbox is launched again, after it failed to start or was lost.
@@ -77,7 +79,7 @@ pub(super) struct WorkerInputs {
     pub pods: watch::Receiver<PodUpdate>,
     pub bundles: watch::Receiver<Option<Arc<ResolvedBundle>>>,
     pub sandboxes: mpsc::UnboundedReceiver<IncomingSandbox>,
-    /// The deadline for the pods' end, once the node shuts down.
+    /// When all pods must have ended; `None` unless the node is shutting down.
     pub shutdown: watch::Receiver<Option<Instant>>,
 }
 
@@ -106,7 +108,7 @@ pub(super) struct Worker {
     sandbox: Option<SandboxHandle>,
     /// The sandbox was killed, and has not ended yet.
     killed: bool,
-    /// The queue's reason that was reported last.
+    /// The last reported reason why the sandbox is queued.
     reported_queue_reason: Option<String>,
     connection: Option<SandboxConnection>,
     state: Option<PodState>,
@@ -115,11 +117,11 @@ pub(super) struct Worker {
     bundle_sent: Option<bool>,
     /// The container statuses when an earlier sandbox was lost. Sent with the bundle.
     previous_statuses: Vec<ContainerStatus>,
-    /// The serial number of the last event of the sandbox that was recorded.
+    /// The serial number of the last sandbox event that the worker recorded.
     last_event_serial: u64,
-    /// The node shuts down, and the pod has to end within this time.
+    /// The time within which the pod has to end; `None` unless the node is shutting down.
     shutdown_seconds: Option<i64>,
-    /// The start of the time that `activeDeadlineSeconds` limits; `None` as long as the pod is queued.
+    /// When the time limit of `activeDeadlineSeconds` began; `None` until the pod's sandbox leaves the queue.
     active_since: Option<Instant>,
     /// Why this worker ends the pod: it is evicted, or its deadline has passed before a sandbox could enforce it.
     failure: Option<PodFailure>,
@@ -148,7 +150,7 @@ enum TimerKind {
 }
 
 impl Worker {
-    /// Runs until the pod has ended and its object is deleted.
+    /// Runs until the pod has ended, and either its object is deleted or the node is shutting down.
     pub(super) async fn run(shared: Arc<Shared>, mut inputs: WorkerInputs, start: WorkerStart) {
         let PodUpdate {
             pod,
@@ -194,7 +196,8 @@ impl Worker {
                 }
             }
             WorkerStart::Rejected(problem) => worker.reject(&problem),
-            // No sandbox has reported yet: one that was launched is found before the next is.
+            // The pod has no start time: it was queued, or the earlier kubelet could not write the status. `launch_sandbox` finds a
+            // sandbox that still exists.
             WorkerStart::Adopted if worker.active_since.is_none() => {
                 worker.restore_lost_sandbox().await;
             }

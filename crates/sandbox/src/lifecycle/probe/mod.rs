@@ -56,7 +56,7 @@ pub struct ProbedContainer {
     pub ip: Option<IpAddr>,
 }
 
-/// Runs the connection of a request in a task of its own.
+/// Runs the HTTP connection of a probe in a task of its own.
 fn spawn_connection(connection: impl Future<Output = hyper::Result<()>> + 'static) {
     tokio::task::spawn_local(async move {
         if let Err(error) = connection.await {
@@ -85,7 +85,7 @@ pub async fn probe_once<R: ContainerRuntime>(
     }
 }
 
-/// A numeric field of a probe: `default` if it is missing, 1 if it is invalid.
+/// A numeric field of a probe: `default` if it is missing, 1 if it is less than 1.
 pub(crate) fn at_least_one(value: Option<i32>, default: u64) -> u64 {
     value.map_or(default, |value| u64::try_from(value).unwrap_or(1).max(1))
 }

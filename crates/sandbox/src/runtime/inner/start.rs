@@ -76,11 +76,11 @@ pub enum StartReport {
     MountNamespace,
     /// The reporting process has forked: its child with this pid will execute the program. Descriptor: the child's pidfd.
     ForkedAgain(i32),
-    /// It cannot go on.
+    /// The child cannot execute its program.
     Failed(InnerError),
 }
 
-/// Forks a container. For [`PidNamespace::Target`], `target` is the container whose pid namespace it joins.
+/// Forks the first process of a container. For [`PidNamespace::Target`], `target` is the container whose pid namespace it joins.
 pub fn container(
     serial: u64,
     plan: &ContainerPlan,
@@ -103,7 +103,7 @@ pub fn container(
         &plan.process,
         shares_pid_namespace,
         |reporter| {
-            // Opened here, because the namespace of a process that has exited cannot be opened.
+            // Open it in the child: the inner process could not open it any more once the child has exited.
             let mount_namespace = linux::namespace::own_mount_namespace()
                 .map_err(cannot("open the mount namespace"))?;
             // After the fork into the cgroup: a cgroup namespace's root is the cgroup of the process at this time.
@@ -114,7 +114,7 @@ pub fn container(
             }
             set_up_session(stdio)?;
             let terminal = container::enter_rootfs(plan)?;
-            // Reported only now: before, the namespace still contained the host's root, and processes that the inner
+            // Not before `enter_rootfs`: until then the namespace contains the host's root, and all processes that the inner
             // process forks later inherit the descriptor.
             send_report(
                 reporter,
@@ -125,7 +125,7 @@ pub fn container(
             if let Some(master) = terminal {
                 send_report(reporter, &StartReport::Terminal, &[master.as_fd()]);
             }
-            // An unknown user is reported by exec_program.
+            // `exec_program` reports an unknown user.
             if let Ok(user) = look_up(&plan.process.user) {
                 let identity = ContainerIdentity {
                     uid: user.uid,
@@ -164,7 +164,7 @@ pub fn exec(
     })
 }
 
-/// Forks a process and calls `execute` in it, which returns only if it fails. Its argument takes reports.
+/// Forks a process and calls `execute` in it, with the socket for its reports. `execute` returns only if it fails.
 fn start(
     serial: u64,
     namespaces: NewNamespaces,
@@ -218,9 +218,9 @@ fn join_pid_namespace(target: BorrowedFd<'_>, reporter: &OwnedFd) -> Result<(), 
     fork_again(reporter)
 }
 
-/// Gives the process a session, its standard streams, default signals and umask.
+/// Sets up a session, the standard streams, the signal mask and the umask.
 fn set_up_session(stdio: &[OwnedFd]) -> Result<(), InnerError> {
-    // In the host's pid namespace nothing else kills the process when the inner process dies.
+    // With `hostPID` the kernel does not kill the process when the inner process exits, because that is not a pid namespace's init.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(cannot("set the parent death signal"))?;
     // Fails if the process leads a session already.

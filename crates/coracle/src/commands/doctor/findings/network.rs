@@ -1,5 +1,5 @@
-//! Findings about the pod network. There is none between nodes yet, so what only that needs (nftables, TUN devices, seccomp
-//! notification) is not reported.
+//! Findings about the pod network. It does not connect nodes yet, so requirements of such a connection (nftables, TUN devices,
+//! seccomp notification) are not reported.
 
 use super::{FindingTemplate, needs_user_namespaces, probe_result};
 use crate::commands::doctor::report::Finding;
@@ -23,7 +23,7 @@ fn links(survey: &Survey) -> Finding {
     }
 }
 
-/// Next step for missing kernel modules. Only root can load them; a file in `modules-load.d` does so at every boot.
+/// Next step for missing kernel modules. Only root can load them; with a file in `modules-load.d` they are loaded at every boot.
 fn modules(survey: &Survey, names: &str) -> String {
     needs_user_namespaces(survey).unwrap_or_else(|| {
         format!("an administrator can load the kernel modules {names} (names in /etc/modules-load.d/coracle.conf)")

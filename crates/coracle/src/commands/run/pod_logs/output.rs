@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::line::{LinePiece, printable_lines};
 use super::{ContainerKey, files};
 
-/// Chunks that wait to be written. A full queue delays the streams, so memory is bounded if standard output blocks.
+/// Capacity of the queue to the writing task. A full queue blocks the log streams, so memory is bounded if standard output blocks.
 const QUEUED_CHUNKS: usize = 32;
 /// Limit on the length of a container's last line in the summary.
 const MAX_LAST_LINE_CHARS: usize = 200;
@@ -69,7 +69,7 @@ impl LogOutput {
 pub struct LogWriter(JoinHandle<()>);
 
 impl LogWriter {
-    /// Waits until everything is written.
+    /// Waits until everything is written, for at most `timeout`.
     pub async fn finish(mut self, timeout: Duration) {
         if tokio::time::timeout(timeout, &mut self.0).await.is_err() {
             self.0.abort();
@@ -105,7 +105,7 @@ async fn write_chunks(
                 stdout.write_all(text.as_bytes()).await?;
                 stdout.flush().await
             };
-            // A closed pipe, as of `coracle run app.yaml | head`. The workload goes on.
+            // Stop printing if the pipe is closed (`coracle run app.yaml | head`); the workload continues.
             style.prints = written.await.is_ok();
         }
     }
