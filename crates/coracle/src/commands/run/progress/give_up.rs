@@ -42,7 +42,7 @@ pub struct StuckPods(BTreeMap<ObjectRef, (Instant, Obstacle)>);
 impl StuckPods {
     /// Updates the pods that cannot run.
     pub fn update(&mut self, state: &WorkloadState, now: Instant) {
-        let mut stuck = find(state);
+        let mut stuck = find(state, &self.0);
         for (pod, (_, obstacle)) in &self.0 {
             let pod_now = state.pods.get(&pod.namespace, &pod.name);
             if obstacle.is_of_container && pod_now.is_some_and(is_starting) {
@@ -66,7 +66,11 @@ impl StuckPods {
     }
 }
 
-fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
+/// The pods that cannot run now. `known` could not run before.
+fn find(
+    state: &WorkloadState,
+    known: &BTreeMap<ObjectRef, (Instant, Obstacle)>,
+) -> BTreeMap<ObjectRef, Obstacle> {
     let runs = |pod: &Pod| phase(pod) == PodPhase::Running;
     let running: BTreeSet<ObjectRef> = state
         .pods
@@ -76,8 +80,16 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
         .collect();
     // Pods that use resources now, and will end and free them.
     let frees_resources = state.pods.iter().any(|pod| {
-        // Between two attempts to pull an image, a pod that cannot run looks like one that starts.
-        runs(pod) && container_obstacle(pod).is_none() && ObjectRef::controller_of(pod).ends()
+        // Between two attempts, a pod that cannot run looks like one that starts.
+        let is_retrying = || {
+            let known = known.get(&ObjectRef::of_pod(pod));
+            is_starting(pod) && known.is_some_and(|(_, obstacle)| obstacle.is_of_container)
+        };
+        !phase(pod).is_terminal()
+            && is_bound(pod)
+            && container_obstacle(pod).is_none()
+            && !is_retrying()
+            && ObjectRef::controller_of(pod).ends()
     });
     let mut stuck = BTreeMap::new();
     for pod in state.pods.iter() {
@@ -92,6 +104,11 @@ fn find(state: &WorkloadState) -> BTreeMap<ObjectRef, Obstacle> {
         }
     }
     stuck
+}
+
+fn is_bound(pod: &Pod) -> bool {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    node.is_some_and(|node| !node.is_empty())
 }
 
 fn container_obstacle(pod: &Pod) -> Option<Obstacle> {
@@ -189,7 +206,7 @@ mod tests {
     }
 
     fn stuck(state: &WorkloadState) -> Vec<String> {
-        find(state)
+        find(state, &BTreeMap::new())
             .iter()
             .map(|(pod, obstacle)| format!("{pod}: {}", obstacle.text))
             .collect()
