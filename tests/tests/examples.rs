@@ -58,6 +58,12 @@ fn example_deployment_responds_until_cancelled() {
     run.wait(Duration::from_secs(60))
         .exited_with(143)
         .stderr_has(&["deployment/web had 2/2 pods ready"]);
+    // kubectl's cache stays for a day.
+    lab.sh(
+        "rm -r ~/.cache/coracle/kubectl && rmdir -p --ignore-fail-on-non-empty ~/.cache/coracle",
+    )
+    .run()
+    .succeeded();
     lab.assert_nothing_left();
 }
 

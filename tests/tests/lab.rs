@@ -112,7 +112,13 @@ fn interrupted_up_is_repaired_and_down_leaves_nothing() {
         let records = std::fs::read_dir(format!("{DIR}/pids"))
             .into_iter()
             .flatten();
-        let record = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path()).ok();
+        // A host that is being created has a named pipe there: opening that would block.
+        let is_file = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|t| t.is_file());
+        let record = |entry: std::fs::DirEntry| {
+            is_file(&entry)
+                .then(|| std::fs::read_to_string(entry.path()).ok())
+                .flatten()
+        };
         let text = records.flatten().filter_map(record);
         text.filter_map(|r| Some(r.split_whitespace().next()?.to_owned()))
             .collect()
