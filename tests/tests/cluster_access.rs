@@ -41,7 +41,7 @@ fn running_cluster_is_found_from_any_host() {
         "{terminal}"
     );
 
-    // The file is private, and nobody else gets in.
+    // Only the user can read the file, and Slurm refuses the step of another user.
     lab.command(&["coracle", "kubeconfig", "--output", "cluster.conf"])
         .run()
         .succeeded()

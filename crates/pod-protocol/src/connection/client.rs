@@ -290,26 +290,31 @@ impl SandboxClient {
             .await
     }
 
-    /// Sends a request whose body is streamed while the response arrives.
+    /// Sends a request whose body is streamed while the response arrives. The caller limits the time until the response begins.
     pub(super) async fn request_streaming(
         &self,
         call: &'static str,
         path: &str,
         body: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<Response<Incoming>, ConnectionError> {
-        let body = streamed(body);
-        self.request_with_body(call, Method::POST, path, body).await
+        let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
+        let body = Either::Right(StreamBody::new(frames));
+        self.request_untimed(call, Method::POST, path, body).await
     }
 
-    /// As [`request_streaming`](Self::request_streaming), without a time-out of the response.
-    pub(super) async fn request_streaming_untimed(
+    /// Limits the time until a response begins.
+    pub(super) async fn within_timeout(
         &self,
         call: &'static str,
-        path: &str,
-        body: impl Stream<Item = Bytes> + Send + 'static,
+        response: impl Future<Output = Result<Response<Incoming>, ConnectionError>>,
     ) -> Result<Response<Incoming>, ConnectionError> {
-        let body = streamed(body);
-        self.request_untimed(call, Method::POST, path, body).await
+        match tokio::time::timeout(RESPONSE_TIMEOUT, response).await {
+            Ok(response) => response,
+            Err(_) => Err(ConnectionError::Timeout {
+                pod: Arc::clone(&self.pod),
+                call,
+            }),
+        }
     }
 
     async fn request_with_body(
@@ -320,13 +325,7 @@ impl SandboxClient {
         body: Body,
     ) -> Result<Response<Incoming>, ConnectionError> {
         let response = self.request_untimed(call, method, path, body);
-        match tokio::time::timeout(RESPONSE_TIMEOUT, response).await {
-            Ok(response) => response,
-            Err(_) => Err(ConnectionError::Timeout {
-                pod: Arc::clone(&self.pod),
-                call,
-            }),
-        }
+        self.within_timeout(call, response).await
     }
 
     async fn request_untimed(
@@ -411,10 +410,4 @@ impl StateReader {
             }
         }
     }
-}
-
-/// A body that is streamed while the response arrives.
-fn streamed(body: impl Stream<Item = Bytes> + Send + 'static) -> Body {
-    let frames = body.map(|bytes| Ok(Frame::data(bytes))).boxed();
-    Either::Right(StreamBody::new(frames))
 }

@@ -21,7 +21,8 @@ impl SandboxClient {
         let call = "run a command";
         let query = encode_frame(FrameKind::Query, &self.encode(call, query)?);
         let input = stream::iter([query]).chain(input);
-        let response = self.request_streaming(call, "/v1/exec", input).await?;
+        let response = self.request_streaming(call, "/v1/exec", input);
+        let response = self.within_timeout(call, response).await?;
         Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 
@@ -35,8 +36,8 @@ impl SandboxClient {
         let call = "attach to a container";
         let query = encode_frame(FrameKind::Query, &self.encode(call, query)?);
         let input = stream::iter([query]).chain(input);
-        let response = self.request_streaming_untimed(call, "/v1/attach", input);
-        let response = response.await?;
+        // The sandbox waits for the start of the container.
+        let response = self.request_streaming(call, "/v1/attach", input).await?;
         Ok(SandboxSession(FrameReader::new(response.into_body())))
     }
 
@@ -48,9 +49,9 @@ impl SandboxClient {
         input: impl Stream<Item = Bytes> + Send + 'static,
     ) -> Result<BoxStream<'static, io::Result<Bytes>>, ConnectionError> {
         let path = format!("/v1/port-forward/{port}");
-        let response = self
-            .request_streaming("forward a port", &path, input)
-            .await?;
+        let call = "forward a port";
+        let response = self.request_streaming(call, &path, input);
+        let response = self.within_timeout(call, response).await?;
         let bytes = response.into_body().into_data_stream();
         Ok(bytes.map_err(io::Error::other).boxed())
     }

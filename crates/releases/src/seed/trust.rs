@@ -1,5 +1,5 @@
-//! Checks that only root, the release's owner and this user can change a seed. New clusters start from the seed, so a user
-//! who can write to it could become their administrator.
+//! Checks that only root, the release's owner and this user can change a seed. New clusters start from the seed, so a user with
+//! write access to it could become their administrator.
 
 use std::fs::{Metadata, Permissions};
 use std::io;

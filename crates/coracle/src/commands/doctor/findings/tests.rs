@@ -146,7 +146,7 @@ fn bad_host_report() {
     insta::assert_snapshot!(report.render(false, false));
 }
 
-/// Whoever reads `ok` must not read beside it that something is absent.
+/// A finding of level `ok` must not say that something is absent.
 #[test]
 fn nothing_is_ok_that_is_absent() {
     for survey in [good(), bad()] {

@@ -19,29 +19,23 @@ pub trait Controller {
     fn replicas(&self) -> Option<Replicas>;
 }
 
-impl Controller for Deployment {
-    const KIND: &'static str = "Deployment";
-    fn replicas(&self) -> Option<Replicas> {
-        let status = self.status.as_ref()?;
-        let is_current = status.observed_generation >= self.metadata.generation;
-        is_current.then(|| Replicas {
-            ready: status.ready_replicas.unwrap_or(0),
-            desired: self.spec.replicas.unwrap_or(1),
-        })
-    }
+/// Implements [`Controller`] for kinds with a number of replicas in their specification.
+macro_rules! replicated {
+    ($($kind:ident)*) => {$(
+        impl Controller for $kind {
+            const KIND: &'static str = stringify!($kind);
+            fn replicas(&self) -> Option<Replicas> {
+                let status = self.status.as_ref()?;
+                let is_current = status.observed_generation >= self.metadata.generation;
+                is_current.then(|| Replicas {
+                    ready: status.ready_replicas.unwrap_or(0),
+                    desired: self.spec.replicas.unwrap_or(1),
+                })
+            }
+        }
+    )*};
 }
-
-impl Controller for StatefulSet {
-    const KIND: &'static str = "StatefulSet";
-    fn replicas(&self) -> Option<Replicas> {
-        let status = self.status.as_ref()?;
-        let is_current = status.observed_generation >= self.metadata.generation;
-        is_current.then(|| Replicas {
-            ready: status.ready_replicas.unwrap_or(0),
-            desired: self.spec.replicas.unwrap_or(1),
-        })
-    }
-}
+replicated!(Deployment StatefulSet);
 
 impl Controller for DaemonSet {
     const KIND: &'static str = "DaemonSet";
